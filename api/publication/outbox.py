@@ -44,6 +44,7 @@ class Courier:
         self._kinds: dict[str, Callable[[Redis, str, dict[str, Any]], None]] = {
             "seat": self._seat,
             "stop": self._stop,
+            "vacate": self._vacate,
             "pause": self._change,
             "resume": self._change,
             "unban": self._unban,
@@ -130,6 +131,10 @@ class Courier:
         seats.stop(seat)
         if queued:
             seats.forget(seat)
+        seats.vacate(seat)
+
+    def _vacate(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
+        SeatQueue(redis).vacate(Seat.parse(payload["seat"]))
 
     def _unban(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
         with self._database.engine.connect() as connection:

@@ -14,10 +14,11 @@ from computeshare.jobspec.tasks.recipes import lacking_package
 from computeshare.queue import WorkerInfo
 from computeshare.queue.roster import ALL_RECIPES
 from computeshare.queue.seats import RECIPE_FAILED
+from computeshare.types import machine_of
 
 FAILURES = 3
-"""How often a recipe fails, without a new version in between, before its job is given up: on as many workers, or at
-least once on every worker that could serve it."""
+"""How often a recipe fails, without a new version in between, before its job is given up: on as many machines, or at
+least once on every machine that could serve it."""
 LONGEST = 250
 """Most characters of a failure in the sentence that ends its job."""
 PROGRESS = ("version", "folded", "retried", "resumed")
@@ -113,7 +114,7 @@ def hopeless(
     working: Collection[Pair],
     names: Mapping[str, str],
 ) -> dict[str, str]:
-    """The jobs whose recipes fail on every worker that tries, each with the sentence that ends it.
+    """The jobs whose recipes fail on every machine that tries, each with the sentence that ends it.
 
     Args:
         able: the workers that could serve a job, by the job's id.
@@ -123,13 +124,14 @@ def hopeless(
     given_up = {}
     for job in jobs:
         mine = [one for one in found if one.job_id == job.id]
-        failed, workers = {one.worker for one in mine}, able.get(job.id, set())
-        enough = len(failed) >= FAILURES or (len(mine) >= FAILURES and workers and workers <= failed)
+        failed = {machine_of(one.worker) for one in mine}
+        machines = {machine_of(worker) for worker in able.get(job.id, ())}
+        enough = len(failed) >= FAILURES or (len(mine) >= FAILURES and machines and machines <= failed)
         if enough and not any(job_id == job.id for job_id, _ in working):
             last = mine[-1]
             where, why = names.get(last.worker, last.worker), last.why[:LONGEST].rstrip(".")
             given_up[job.id] = (
-                f"The recipe failed on every worker that tried it ({len(failed)}), last on {where}: {why}. Mend it, "
+                f"The recipe failed on every machine that tried it ({len(failed)}), last on {where}: {why}. Mend it, "
                 "try it by `computeshare recipes check --confined`, and create the job again or fork this one with the "
                 "mended recipe"
             )

@@ -45,8 +45,8 @@ def _close(connection: Connection, close: Close, now: int) -> None:
     mine = (SEAT.c.id == close.seat_id) & SEAT.c.ended_ms.is_(None)
     changed = connection.execute(update(SEAT).where(mine).values(state=close.state, ended_ms=now)).rowcount
     log.info("seat over", seat=close.seat_id, state=close.state)
-    if changed and close.stop:
-        _to_do(connection, Seat.parse(close.seat_id), "stop", now)
+    if changed:
+        _to_do(connection, Seat.parse(close.seat_id), "stop" if close.stop else "vacate", now)
 
 
 def _leave(connection: Connection, leave: Leave, now: int) -> None:

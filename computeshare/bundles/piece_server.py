@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -15,6 +16,7 @@ from computeshare.bundles.manifest import DIGEST
 from computeshare.bundles.store import BundleStore
 from computeshare.errors import BundleError
 from computeshare.protocol import keys
+from computeshare.types import machine_of
 
 ROOM_BYTES = 64 << 20
 """The most that pieces take of the broker's memory."""
@@ -28,7 +30,9 @@ SLOW_S = 10.0
 """Seconds after which a piece makes room for others: whoever began to read it reads on, others ask again."""
 CHECKED_S = 1.0
 """Seconds before a doubted piece in the broker is compared with its name again."""
-MOST_WANTING, LONGEST_WANT = 1000, 1000
+MOST_WANTING = 32
+"""Processes of one machine that are served at a time: at most 16 workers, each with few that fetch."""
+LONGEST_WANT = 1000
 DOUBTED = "!"
 """Stands before a piece that arrived damaged."""
 log = structlog.get_logger()
@@ -84,6 +88,8 @@ class PieceServer:
         self._store, self._room_bytes, self._clock = store, room_bytes, clock
         self._offers: dict[str, _Offer] = {}
         self._processes: dict[str, _Process] = {}
+        self._served: dict[str, float] = {}
+        """When each machine got a piece, for as long as that may still count."""
         self._began = False
 
     def step(self, redis: Redis) -> None:
@@ -111,7 +117,7 @@ class PieceServer:
                 size = self._size(wants[process].digest, piece)
                 if self._make_room(redis, size, heads, piece in heads):
                     self._put(redis, wants[process].digest, piece)
-                    self._processes[process].served_at = self._clock()
+                    self._served[machine_of(process)] = self._processes[process].served_at = self._clock()
                     put += size
             except BundleError as error:
                 self._refuse(redis, process, str(error))
@@ -138,12 +144,20 @@ class PieceServer:
                 self._delete(redis, [piece])
 
     def _wants(self, redis: Redis) -> dict[str, Want]:
-        """What each process wants that is there."""
+        """What each process wants that is there, of at most `MOST_WANTING` processes of a machine: wants of further
+        ones are deleted, and written again by those that still want.
+        """
         found: Any = redis.hgetall(keys.BUNDLE_WANTS)
         now, wants, gone, before = self._clock(), dict[str, Want](), [], self._processes
-        self._processes = {}
-        for name, raw in list(found.items())[:MOST_WANTING]:
-            process, want = name.decode(errors="replace"), Want.parse(raw)
+        self._processes, counts = {}, Counter[str]()
+        self._served = {machine: at for machine, at in self._served.items() if now - at <= QUIET_S}
+        named = [(name, name.decode(errors="replace"), raw) for name, raw in found.items()]
+        for name, process, raw in sorted(named, key=lambda one: one[1] not in before):  # first those in service
+            counts[machine_of(process)] += 1
+            if counts[machine_of(process)] > MOST_WANTING:
+                gone.append(name)
+                continue
+            want = Want.parse(raw)
             known = before.get(process) or _Process(raw, now)
             if known.raw != raw:
                 known.raw, known.since, known.told = raw, now, ()
@@ -158,8 +172,15 @@ class PieceServer:
         return wants
 
     def _in_turn(self, wants: dict[str, Want]) -> Iterator[tuple[str, str]]:
-        """Pieces, each with a process that wants it: first what each wants first, of those who waited longest."""
-        processes = sorted(wants, key=lambda process: (self._processes[process].served_at, process))
+        """Pieces, each with a process that wants it: first what each wants first, of those who waited longest.
+
+        A machine's wait counts before a process's: names of processes are free.
+        """
+
+        def turn(process: str) -> tuple[float, float, str]:
+            return self._served.get(machine_of(process), -math.inf), self._processes[process].served_at, process
+
+        processes = sorted(wants, key=turn)
         for place in range(AHEAD):
             for process in processes:
                 if place < len(wants[process].pieces):

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import structlog
 from redis import Redis
+from redis.client import Pipeline
 from rq import Queue
 from rq.exceptions import DuplicateJobError, NoSuchJobError
 from rq.job import Job
@@ -184,6 +185,18 @@ class SeatQueue:
         self._queue(seat.worker).remove(seat.id)
         payload = json.dumps({"command": "stop-job", "job_id": seat.id})
         self.redis.publish(RqKeys(seat.worker).channel(), payload)
+
+    def vacate(self, seat: Seat) -> None:
+        """Let a seat's worker join its job no more, unless it has another seat there by now."""
+        key = JobKeys(seat.job).seats()
+
+        def leave(pipeline: Pipeline) -> None:
+            held: Any = pipeline.hget(key, seat.worker)
+            pipeline.multi()
+            if held == seat.id.encode():
+                pipeline.hdel(key, seat.worker)
+
+        self.redis.transaction(leave, key)
 
     def forget(self, seat: Seat) -> None:
         """Delete everything in Redis about a finished seat."""

@@ -87,10 +87,15 @@ class Access:
         return True
 
     def _look(self, machine: str, job_id: str, job: _Job, now: float) -> None:
-        found: Any = self._broker().hkeys(JobKeys(job_id).seats())
-        seated = [one.decode(errors="replace") for one in found]
+        keys, redis = JobKeys(job_id), self._broker()
+        found: Any = redis.hkeys(keys.seats())
+        seated = [worker for one in found if is_own(machine, worker := one.decode(errors="replace"))]
+        if seated:
+            banned: Any = redis.hkeys(keys.banned())
+            if any(is_own(machine, one.decode(errors="replace")) for one in banned):
+                seated = []
         leaving = {worker: at for worker, at in job.seen.items() if now - at <= LEAVING_S}
-        job.seen = leaving | dict.fromkeys((worker for worker in seated if is_own(machine, worker)), now)
+        job.seen = leaving | dict.fromkeys(seated, now)
         job.looked = now
 
     def _bundle_refusal(self, machine: str, digest: str, now: float) -> str | None:

@@ -81,7 +81,7 @@ def test_a_recipe_that_fails_everywhere_ends_its_job_with_its_own_line(
     job = session.jobs.create(FIELDS, recipe=str(recipe), recipe_args={"fails": True}).id
     plane.until("the job's end", lambda: plane.job(job)["status"] == "failed")
     told = f"recipe.py, line {LINE}: training failed: ValueError: the recipe's own words"
-    assert str(plane.job(job)["error"]).startswith("The recipe failed on every worker that tried it (")
+    assert str(plane.job(job)["error"]).startswith("The recipe failed on every machine that tried it (")
     assert f": {told}. Mend it" in plane.job(job)["error"]
 
 

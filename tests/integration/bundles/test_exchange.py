@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from computeshare.bundles import exchange as exchange_module
 from computeshare.bundles.exchange import Fetched, fetch
 from computeshare.bundles.manifest import PIECE_BYTES, Manifest
-from computeshare.bundles.piece_server import PieceServer
+from computeshare.bundles.piece_server import MOST_WANTING, PieceServer
 from computeshare.bundles.store import BundleStore
 from computeshare.errors import BundleError, Interrupted
 from computeshare.protocol import keys
@@ -397,3 +397,30 @@ def test_a_manifest_travels_as_a_piece_of_its_own(redis: Redis, origin: BundleSt
     PieceServer(origin).serve(redis)
     assert redis.get(keys.bundle_piece(name)) == manifest.content
     assert hashlib.sha256(manifest.content).hexdigest() == name
+
+
+def test_a_machine_that_wants_without_end_keeps_no_other_waiting(
+    redis: Redis, origin: BundleStore, tmp_path: Path, serving: Callable[[PieceServer], None]
+) -> None:
+    manifest = made(origin, tmp_path / "source", a=100)
+    wants = {f"aaaaaaaaevil-{number:016x}": f"1 {manifest.digest}" for number in range(5000)}
+    redis.hset(keys.BUNDLE_WANTS, mapping=wants)
+    serving(PieceServer(origin))
+    store, began = BundleStore(tmp_path / "cache", 10**9), time.monotonic()
+    fetch(redis, store, manifest.digest, goes_on=lambda: time.monotonic() - began < 20, worker="bbbbbbbbgood")
+    assert store.has(manifest.digest)
+    assert redis.hlen(keys.BUNDLE_WANTS) <= MOST_WANTING
+
+
+def test_a_machine_with_ever_new_processes_is_not_served_before_those_who_waited(
+    redis: Redis, origin: BundleStore, tmp_path: Path
+) -> None:
+    manifest = made(origin, tmp_path / "source", a=100, b=100, c=100, d=100)
+    waited, *others = [file.pieces[0] for file in manifest.files]
+    server = PieceServer(origin, room_bytes=150)
+    redis.hset(keys.BUNDLE_WANTS, "bbbbbbbbgood-1", f"1 {manifest.digest} {waited}")
+    for number, piece in enumerate(others[:2]):
+        redis.hset(keys.BUNDLE_WANTS, f"aaaaaaaaevil-{number}", f"1 {manifest.digest} {piece}")
+        server.serve(redis)
+        redis.hdel(keys.BUNDLE_WANTS, f"aaaaaaaaevil-{number}")
+    assert redis.exists(keys.bundle_piece(waited))

@@ -14,9 +14,9 @@ from starlette.testclient import TestClient
 
 from api.database import Database, now_ms
 from api.errors import Conflict
-from api.fleet.invites import INVITE, Introduction, InviteService, is_local
+from api.fleet.invites import Introduction, InviteService, is_local
 from api.main import create_app
-from api.scheduler.machines import remember
+from api.scheduler.machines import INVITE, remember
 from computeshare.errors import ComputeShareError, SettingsError
 from computeshare.queue import WorkerInfo
 from computeshare.runtime.signatures import SigningKey

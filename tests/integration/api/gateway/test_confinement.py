@@ -15,6 +15,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from websockets.exceptions import ConnectionClosed
 
+from api.gateway.commands.access import LEAVING_S, Access
+from api.gateway.commands.policy import Needs
 from api.gateway.refusals import Refusals
 from computeshare.bundles.exchange import Exchange, _Answers
 from computeshare.bundles.piece_server import PieceServer
@@ -166,11 +168,17 @@ def test_a_machine_that_is_banned_as_one_worker_is_banned_as_every_other(stage: 
     )
     for each in (first, second):
         redis.hset(scene.mine.seats(), each.worker, each.seat)
-    redis.hset(scene.mine.banned(), first.worker, "bad updates")
+    at = [0.0]
+    gate, needs = Access(lambda: redis, lambda: at[0]), Needs(jobs=frozenset([scene.mine.job_id]))
+    assert gate.refusal(machine, needs) is None
     try:
         with Forwarder(access) as forwarder, connect(forwarder.redis_url, retries=0) as far:
+            Wire(far).exchange([["GET", scene.mine.spec()]])
+            redis.hset(scene.mine.banned(), first.worker, "bad updates")
             assert Wire(far).exchange([first.call("join")])[0][0] == b"banned"
             assert Wire(far).exchange([second.call("join")])[0][0] == b"banned"
+        for at[0] in (LEAVING_S - 1, LEAVING_S + 1):  # until then it may leave
+            assert gate.refusal(machine, needs) == (None if at[0] < LEAVING_S else "the worker has no seat in this job")
     finally:
         redis.hdel(scene.mine.banned(), first.worker)
         redis.hdel(scene.mine.seats(), first.worker, second.worker)

@@ -14,9 +14,9 @@ from sqlalchemy import update
 from websockets.exceptions import ConnectionClosed
 
 from api.database import now_ms
-from api.fleet.invites import INVITE
 from api.gateway.app import ASKED_OF_MACHINE, Limits
 from api.gateway.relay import REVOKED, SLOW
+from api.scheduler.machines import INVITE
 from computeshare.errors import SettingsError, Unreachable
 from computeshare.runtime.signatures import SigningKey
 from computeshare.terminal.command import run

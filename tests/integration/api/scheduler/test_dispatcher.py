@@ -253,8 +253,22 @@ def test_cancel_ends_the_rounds_and_stops_the_seats(
     assert not redis.exists(f"rq:job:{waiting.id}")
     set_rq_status(redis, running.id, "finished")  # it left by itself
     clock.ms += 2000
+    assert redis.hkeys(JobKeys(job).seats()) == [busy.encode()]
     dispatcher.step(redis)
     assert [s.state for s in seats(database)] == ["finished", "stopped"]
+    dispatcher.step(redis)
+    assert not redis.exists(JobKeys(job).seats())
+
+
+def test_a_seat_that_has_ended_does_not_take_a_later_one_with_it(redis: Redis, create: Callable[..., str]) -> None:
+    job, queue = create(), SeatQueue(redis)
+    earlier, later = Seat("aaaaaaaawork", job, 1, 1), Seat("aaaaaaaawork", job, 1, 2)
+    for seat in (earlier, later):
+        queue.enqueue(seat)
+    queue.vacate(earlier)
+    assert redis.hget(JobKeys(job).seats(), later.worker) == later.id.encode()
+    queue.vacate(later)
+    assert not redis.exists(JobKeys(job).seats())
 
 
 def test_job_that_a_reducer_opens_after_it_was_cancelled_is_ended_again(

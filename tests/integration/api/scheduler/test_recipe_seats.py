@@ -109,7 +109,7 @@ def test_a_recipe_that_fails_everywhere_is_tried_ever_less_often_and_then_given_
     Projector(stage.database).step(redis)
     shown = jobs.show(stage.job)
     assert shown.status == "failed"
-    told = f"The recipe failed on every worker that tried it (1), last on mac-{worker}: {LINE}. Mend it"
+    told = f"The recipe failed on every machine that tried it (1), last on mac-{worker}: {LINE}. Mend it"
     assert str(shown.error).startswith(told)
 
 

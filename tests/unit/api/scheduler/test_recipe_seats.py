@@ -52,6 +52,12 @@ def test_a_job_is_not_given_up_while_a_worker_trains_it() -> None:
     assert hopeless(found, [JOB], able, {("another", "d")}, {})
 
 
+def test_the_workers_of_one_machine_do_not_end_a_job_that_others_can_serve() -> None:
+    found, able = failed("aaaaaaaa0001", "aaaaaaaa0002", "aaaaaaaa0003"), {"aaaaaaaa0001", "bbbbbbbbgood"}
+    assert not hopeless(found, [JOB], {"j1": able}, set(), {})
+    assert hopeless(found, [JOB], {"j1": able - {"bbbbbbbbgood"}}, set(), {})
+
+
 def test_a_worker_waits_longer_with_every_failure() -> None:
     for times, seconds in ((1, 10), (2, 30), (3, 60), (9, 600)):
         found = failed(*"a" * times)
