@@ -78,6 +78,12 @@ class Access:
                 return problem
         return next((why for digest in needs.digests if (why := self._bundle_refusal(machine, digest, now))), None)
 
+    def versions(self) -> bytes:
+        """The part of the broker's `INFO server` that workers may see. Raises as `refusal`."""
+        found: Any = self._broker().info("server")
+        shown = ("redis_version", "valkey_version", "server_name")
+        return b"# Server\r\n" + "".join(f"{name}:{found[name]}\r\n" for name in shown if name in found).encode()
+
     def _is_counted(self, machine: str, worker: str, now: float) -> bool:
         """Whether a worker is one of those that the machine may have at a time."""
         present = {one: at for one, at in _last(self._present, machine, dict).items() if now - at <= PRESENT_S}

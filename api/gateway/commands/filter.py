@@ -75,7 +75,12 @@ class CommandFilter:
                 await self.replies.room(parts)
             self.replies.sent(parts, name in (b"SUBSCRIBE", b"UNSUBSCRIBE"))
             if reason is None:
-                pieces += commands.accept()
+                if (text := await self._told(head)) is not None:
+                    pieces.append(framed(b"ECHO", text))
+                    commands.skip()
+                    commands.rest()
+                else:
+                    pieces += commands.accept(policy.ending(head.arguments))
                 self._note_unfinished()
             else:
                 self._refused(reason)
@@ -84,6 +89,15 @@ class CommandFilter:
                 commands.rest()
         self._note_unfinished()
         yield pieces
+
+    async def _told(self, head: Head) -> bytes | None:
+        """What the gateway answers itself, so that machines do not learn where the broker is; None: nothing."""
+        asked = tuple(each.upper() for each in head.arguments[:2])
+        if asked == (b"CLIENT", b"INFO"):
+            return b"id=0 addr=gateway:0"
+        if asked == (b"INFO", b"SERVER"):
+            return await asyncio.to_thread(self._access.versions)
+        return None
 
     def close(self) -> None:
         """Forget what has begun: the connection ends."""
@@ -139,8 +153,12 @@ def needed(head: Head) -> Needs:
 
 def replacement(reason: str) -> bytes:
     """The command that stands in for a refused one."""
-    text = reason.encode("ascii", "replace")[:120]
-    return b"*2\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(REFUSED), REFUSED.encode(), len(text), text)
+    return framed(REFUSED.encode(), reason.encode("ascii", "replace")[:120])
+
+
+def framed(name: bytes, text: bytes) -> bytes:
+    """A command with one argument, in RESP."""
+    return b"*2\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(name), name, len(text), text)
 
 
 def _shown(head: Head) -> str:

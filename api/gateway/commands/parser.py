@@ -13,6 +13,8 @@ from computeshare.errors import ComputeShareError
 MOST_ARGUMENTS = 20_000
 HELD_BYTES = 1 << 20
 """The most bytes of a command that are held until it is decided on; a longer one is not decided on."""
+CALL_BYTES = 2 * HELD_BYTES
+"""The same for a call of a script: `submit` of 3,000 units names 6,000 keys."""
 COMMAND_BYTES = 1 << 28
 """The most bytes of a command: the broker holds it in memory until it is complete."""
 LONGEST_LINE = 16
@@ -59,6 +61,7 @@ class Commands:
         self._left = 0  # arguments still to come of a command that was decided on
         self._bulk = 0  # bytes still to come of the argument, with its line end
         self._passes = False
+        self._ending: tuple[bytes, ...] = ()
 
     @property
     def held_bytes(self) -> int:
@@ -87,10 +90,15 @@ class Commands:
                     break
                 self._add(size)
                 self._bulk = size + 2
-                pieces.append(b"$%d\r\n" % size)
+                if self._left <= len(self._ending):
+                    given = self._ending[-self._left]
+                    pieces.append(b"$%d\r\n%b\r\n" % (len(given), given))
+                else:
+                    pieces.append(b"$%d\r\n" % size)
             until = min(len(self._data), self._at + self._bulk)
             self._bulk -= until - self._at
-            pieces.append(memoryview(self._data)[self._at : until])
+            if self._left > len(self._ending):
+                pieces.append(memoryview(self._data)[self._at : until])
             self._at = until
             if not self._bulk:
                 self._left -= 1
@@ -112,8 +120,13 @@ class Commands:
                 return None
         return self._head
 
-    def accept(self) -> list[Piece]:
-        """Let the command of `head` pass; returns what is to be sent of it by now."""
+    def accept(self, ending: tuple[bytes, ...] = ()) -> list[Piece]:
+        """Let the command of `head` pass; returns what is to be sent of it by now.
+
+        Args:
+            ending: passes in the place of the command's last arguments, whatever was sent there.
+        """
+        self._ending = ending
         head = self._decided(passes=True)
         pieces = [b"*%d\r\n" % head.count, *(b"$%d\r\n%b\r\n" % (len(each), each) for each in head.arguments)]
         return [b"".join(pieces), *self.rest()]
@@ -141,7 +154,8 @@ class Commands:
             self._add(size)
             self._size = size
             self._held += size + _OVERHEAD
-            if self._held > HELD_BYTES:
+            is_call = bool(self._arguments) and self._arguments[0].upper() == b"EVALSHA"
+            if self._held > (CALL_BYTES if is_call else HELD_BYTES):
                 self._head = Head(tuple(self._arguments), self._count)
                 return True
         end = self._at + self._size

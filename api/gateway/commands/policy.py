@@ -262,6 +262,11 @@ ASKING = frozenset(
 """Commands whose replies may be longer than the commands."""
 
 
+def ending(arguments: Sequence[bytes]) -> tuple[bytes, ...]:
+    """The last arguments of a permitted command whose large value is followed by fixed ones."""
+    return (b"EX", b"%d" % PROBED_S) if arguments[0].upper() == b"SET" else ()
+
+
 def parts_asked(arguments: Sequence[bytes]) -> int:
     """About how many parts of messages a permitted command asks for."""
     name = arguments[0].upper()

@@ -35,7 +35,7 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     "leave": {**SESSION, "session": "<hex-or-newest>", "event": "<short>"},
     "hand_over": SESSION,
     "take_over": {"session": "<inner>"},
-    "announce": {"fence": "", "kind": "<leaving>", "event": "<short>"},
+    "announce": {"fence": "", "kind": "<leaving>", "event": "<said>"},
     "log": {"kept": str(LINES_KEPT), "kept_bytes": str(LINE_BYTES_KEPT), "lines": "<short>"},
 }
 """For each script that workers call, the form of each argument, or of each element of a list."""
@@ -49,6 +49,7 @@ MORE_FORMS = {
     "loss": r"[-+.0-9a-z]{1,32}",
     "hex-or-newest": rf"{FORMS['hex']}|\*",
     "leaving": r"left|unfit",
+    "said": r"[\s\S]{0,4096}",
 }
 Values = Mapping[str, Any]
 IMPLIED: Mapping[str, Callable[[JobKeys, Values], str | list[str]]] = {

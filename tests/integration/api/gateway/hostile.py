@@ -261,6 +261,7 @@ PROBES |= {
     "announce with two workers": lambda s: [
         s.call("announce", event=f'{{"worker":"{s.worker}","worker":"{s.victim}","session":"x","reason":"x"}}')
     ],
+    "announce much": lambda s: [s.call("announce", event=s.said(s.worker, more="x" * 5000))],
     "announce deep JSON": lambda s: [s.call("announce", event="[" * 60_000)],
     "drop the log": lambda s: [s.call("log", kept=0)],
     "drop the log by bytes": lambda s: [s.call("log", kept_bytes=0)],

@@ -101,6 +101,17 @@ def test_a_hostile_operation_is_refused_and_changes_nothing(stage: Any, name: st
     assert plane.gateway.refusals.counts[scene.worker[:8]] > refused
 
 
+def test_a_machine_does_not_learn_where_the_broker_is_nor_stores_a_probe_for_long(stage: Any) -> None:
+    _, redis, access, scene = stage
+    key = scene.mine.probe(scene.worker)
+    with Forwarder(access) as forwarder, connect(forwarder.redis_url, retries=0) as far:
+        assert far.client_info() == {"id": 0, "addr": "gateway:0"}
+        assert {"redis_version"} <= far.info("server").keys() <= {"redis_version", "valkey_version", "server_name"}
+        assert far.set(key, bytes(3_000_000), px=10**12)
+    assert 0 < redis.ttl(key) <= 60
+    redis.delete(key)
+
+
 def test_what_is_in_a_refused_transaction_is_not_done(stage: Any) -> None:
     _, _, access, scene = stage
     key = scene.mine.probe(scene.worker)

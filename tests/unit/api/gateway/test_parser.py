@@ -116,6 +116,23 @@ def test_a_large_command_passes_in_little_memory() -> None:
     assert out == sent and most <= CHUNK
 
 
+def test_the_end_of_a_command_is_replaced_however_it_is_cut() -> None:
+    sent, right = (framed(b"LARGE", b"key", b"x" * 50, *end) for end in ((b"PX", b"1" * 12), (b"EX", b"60")))
+    for size in (1, 7, 1000):
+        commands, out = Commands(large), b""
+        for at in range(0, 3 * len(sent), size):
+            commands.push((sent * 3)[at : at + size])
+            out += b"".join(commands.rest())
+            while commands.head() is not None:
+                out += b"".join(commands.accept((b"EX", b"60")))
+        assert out == right * 3
+
+
+def test_a_call_with_many_keys_is_decided_on_as_a_whole() -> None:
+    call = framed(b"EVALSHA", *[b"x" * 90] * 9000)
+    assert run([call])[1][0].is_complete and not run([call.replace(b"EVALSHA", b"EVALSHB")])[1][0].is_complete
+
+
 def test_a_long_command_that_cannot_be_decided_on_is_skipped_in_little_memory() -> None:
     for arguments in ([b"GET", bytes(10_000_000)], [b"x"] * MOST_ARGUMENTS, [b"GET", *[bytes(60_000)] * 100]):
         sent = framed(*arguments) + framed(b"PING")
