@@ -34,6 +34,8 @@ TRIES, TRY_S = 10, 3.0
 """Wrong ids and signatures that an address may send in a row; seconds until it may send a further one."""
 OPENINGS, OPENING_S = 200, 0.05
 """Connections that a machine may open in a row; seconds until it may open a further one."""
+ANNOUNCEMENTS, ANNOUNCEMENT_S = 30, 2.0
+"""Events that a machine may announce in a row; seconds until it may announce a further one."""
 CHECK_S = 1.0
 """Seconds between looks for machines that are refused by now, and between writings of the counts."""
 LONGEST_ID = 64
@@ -83,6 +85,7 @@ class Gateway:
         self._machines, self._traffic, self._limits = machines, traffic, limits or Limits()
         self._access, self.refusals = access, Refusals()
         self._tries, self._openings = Throttle(TRIES, TRY_S), Throttle(OPENINGS, OPENING_S)
+        self._announcements = Throttle(ANNOUNCEMENTS, ANNOUNCEMENT_S)
         self._open: set[_Open] = set()
         self._asked: Counter[tuple[str, str]] = Counter()  # still to prove who they are, by address and machine's id
         self._unread: WeakValueDictionary[str, Unread] = WeakValueDictionary()
@@ -119,7 +122,9 @@ class Gateway:
         machine = connection.machine
         note = partial(self.refusals.note, machine.id, machine.name)
         replies = Replies(self._unread.setdefault(machine.id, Unread()))
-        commands = CommandFilter(machine.id, self._access, note, replies, self._unfinished)
+        commands = CommandFilter(
+            machine.id, self._access, note, replies, self._unfinished, partial(self._may_announce, machine.id)
+        )
         try:
             if self._watch is None or self._watch.done():
                 self._watch = asyncio.create_task(self._look_after())
@@ -170,6 +175,12 @@ class Gateway:
             raise _Refused(429, "this machine opens too many connections: try again later")
         self._openings.take(machine.id)
         return machine
+
+    def _may_announce(self, machine: str) -> bool:
+        if self._announcements.wait_s(machine):
+            return False
+        self._announcements.take(machine)
+        return True
 
     def _failed(self, address: str) -> _Refused:
         """Count a failed attempt. A right one always passes: behind a tunnel, all machines may have one address."""

@@ -39,6 +39,7 @@ class CommandFilter:
         refused: is told of each refused command, with the reason, and may raise.
         replies: those that the machine still awaits.
         unfinished: bytes of unfinished commands by machine, for all connections.
+        may_announce: whether the machine may announce a further event now; counts it.
     """
 
     def __init__(
@@ -48,7 +49,9 @@ class CommandFilter:
         refused: Callable[[str], None],
         replies: Replies,
         unfinished: Counter[str],
+        may_announce: Callable[[], bool],
     ) -> None:
+        self._may_announce = may_announce
         self._machine, self._access, self._refused = machine, access, refused
         self.replies, self._unfinished = replies, unfinished
         self._commands = Commands(policy.is_enough)
@@ -132,9 +135,11 @@ class CommandFilter:
             needs = needed(head)
         except NotPermitted as error:
             return str(error)
-        if needs == Needs() or self._access.known(self._machine, needs):
-            return None
-        reason = await asyncio.to_thread(self._access.refusal, self._machine, needs)
+        reason = None
+        if needs != Needs() and not self._access.known(self._machine, needs):
+            reason = await asyncio.to_thread(self._access.refusal, self._machine, needs)
+        if reason is None and scripts.is_announcement(head.arguments) and not self._may_announce():
+            reason = "this machine announces too much: try again later"
         return reason and f"{_shown(head)}: {reason}"
 
 

@@ -99,6 +99,13 @@ def needs_of_call(arguments: Sequence[bytes]) -> Needs:
     return Needs(workers, frozenset({job, *needs.jobs}))
 
 
+def is_announcement(arguments: Sequence[bytes]) -> bool:
+    """Whether a permitted command adds to a job's events what a worker says."""
+    if arguments[0].upper() != b"EVALSHA":
+        return False
+    return _by_digest()[arguments[1].decode().lower()].name == "announce"
+
+
 def _named(names: Names, given: Sequence[str]) -> dict[str, Any]:
     """Values by their names in a script: texts, then lists. Raises ValueError."""
     single: dict[str, Any] = dict(zip(names.single, given, strict=False))

@@ -15,6 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from websockets.exceptions import ConnectionClosed
 
+from api.gateway.app import ANNOUNCEMENTS
 from api.gateway.commands.access import LEAVING_S, Access
 from api.gateway.commands.policy import Needs
 from api.gateway.refusals import Refusals
@@ -110,6 +111,18 @@ def test_a_machine_does_not_learn_where_the_broker_is_nor_stores_a_probe_for_lon
         assert far.set(key, bytes(3_000_000), px=10**12)
     assert 0 < redis.ttl(key) <= 60
     redis.delete(key)
+
+
+def test_a_machine_announces_no_more_than_a_few_events_in_a_row(stage: Any, tmp_path: Path) -> None:
+    plane, redis, _, scene = stage
+    machine, access = plane.joined(tmp_path)
+    own = Scene(f"{machine}work", scene.victim, scene.mine, scene.other, scene.scripts)
+    redis.hset(scene.mine.seats(), own.worker, own.seat)
+    with Forwarder(access) as forwarder, connect(forwarder.redis_url, retries=0) as far:
+        calls = [own.call("announce") for _ in range(ANNOUNCEMENTS + 5)]
+        replies = Wire(far).exchange(calls, raise_errors=False)
+    assert replies[:ANNOUNCEMENTS] == [1] * ANNOUNCEMENTS and "announces too much" in str(replies[-1])
+    redis.hdel(scene.mine.seats(), own.worker)
 
 
 def test_what_is_in_a_refused_transaction_is_not_done(stage: Any) -> None:

@@ -40,7 +40,10 @@ def filters(count: int) -> list[CommandFilter]:
     """Filters of a machine's connections, which refuse nothing for want of a seat."""
     unread, unfinished = Unread(), Counter[str]()
     anything: Any = Everything()
-    return [CommandFilter("12345678", anything, lambda _: None, Replies(unread), unfinished) for _ in range(count)]
+    return [
+        CommandFilter("12345678", anything, lambda _: None, Replies(unread), unfinished, lambda: True)
+        for _ in range(count)
+    ]
 
 
 async def passes(commands: CommandFilter, data: bytes) -> tuple[bytes, bool]:
