@@ -66,7 +66,6 @@ UNLINK {STAGED} | {STAGED}
 HSET {STAGED} | <number> <large>
 EXPIRE {STAGED} {STAGED_S}
 LINDEX {JOB.handed()} 0
-RPUSH {JOB.handed()} <inner>
 UNLINK {INNER}
 HSET {INNER} | <number> <large>
 EXPIRE {INNER} {HANDED_S}

@@ -191,6 +191,7 @@ PROBES |= {
     "read another's inner state": lambda s: [["HGET", s.mine.inner(f"{s.victim}:{THEIRS}"), 0]],
     "delete another's inner state": lambda s: [["UNLINK", s.mine.inner(f"{s.victim}:{THEIRS}")]],
     "hand over for another": lambda s: [["RPUSH", s.mine.handed(), f"{s.victim}:{OURS}"]],
+    "hand over without a script": lambda s: [["RPUSH", s.mine.handed(), f"{s.worker}:{OURS}"]],
     "take without a script": lambda s: [["LPOP", s.mine.handed()]],
     # RQ
     "give another a seat": lambda s: [["RPUSH", RqKeys(s.victim).queue(), s.their_seat]],
