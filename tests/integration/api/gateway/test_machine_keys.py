@@ -172,7 +172,7 @@ def test_the_worker_replaces_its_key_by_a_flag(
     assert not [key for key in (old, access.key.current()) if key._text() in told.out + told.err]
     assert refusal(lambda: plane.open(access, old))[0] == REVOKED
     near = tmp_path / "near"
-    plane.app.state.services.invites.public_url = None
+    monkeypatch.setattr(plane.app.state.services.invites, "_broker_url", "redis://192.0.2.1:6379/0")
     join(plane.invite()[1], "mac", near)
     assert run(app, ["--rotate-key", "--home", str(near)]) == 2
     assert "has no key" in capsys.readouterr().err
