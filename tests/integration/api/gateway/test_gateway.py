@@ -85,6 +85,7 @@ def test_redis_py_and_the_wire_use_the_socket_as_a_broker(plane: Plane, tmp_path
         subscription = redis.pubsub()
         subscription.subscribe(**{channel: lambda _: told.set()})
         thread = subscription.run_in_thread(sleep_time=0.01)
+        wait_until(lambda: direct.pubsub_numsub(channel)[0][1] == 1)
         assert direct.publish(channel, "x") == 1 and told.wait(5)
         thread.stop()
         thread.join()
