@@ -116,8 +116,8 @@ class InviteService:
         """Whether a machine that joined by an invite has served this queue, and may still do so."""
         here = INVITE.c.access_ends_ms.is_(None) | (INVITE.c.access_ends_ms > now_ms())
         query = select(INVITE.c.id).where(INVITE.c.queue == queue, INVITE.c.used_ms.is_not(None), here, _HEARD)
-        with self._database.engine.connect() as connection:
-            return connection.execute(query.limit(1)).first() is not None
+        with self._database.read() as session:
+            return session.execute(query.limit(1)).first() is not None
 
     def withdraw(self, invite_id: str) -> None:
         """Make an invite useless. A machine that joined by it through the gateway is cut off within seconds; a machine
