@@ -217,7 +217,7 @@ def test_a_checkpoint_is_downloaded_with_the_digest_that_the_job_shows(
 
 
 def test_an_invite_made_at_the_command_line_lets_one_machine_in(
-    client: Client, redis_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(app, ["workers", "invite", "--queue", "lab"]) == 0
     with_uv, until_when, with_pipx, installed, note = capsys.readouterr().out.splitlines()
@@ -227,16 +227,17 @@ def test_an_invite_made_at_the_command_line_lets_one_machine_in(
     assert with_uv.startswith("uvx --from http://") and with_uv.endswith(f".whl {typed}")
     assert with_pipx.startswith("with pipx: pipx run --spec http://") and with_pipx.endswith(f".whl {typed}")
     assert "works once until 20" in until_when and note.startswith("but ")  # the broker is this machine's alone
-    joined = invite.Joined("lab", redis_url)
-    assert invite.join(link, "mac", tmp_path) == joined
-    assert invite.last_joined(Settings(home=tmp_path, redis_url=None)).redis_url == redis_url
+    joined = invite.join(link, "mac", tmp_path)
+    assert joined.queue == "lab" and not joined.redis_url
+    assert joined.gateway and joined.gateway.url == f"{client.url}/v1/gateway"
+    assert invite.last_joined(Settings(home=tmp_path, redis_url=None)).gateway == joined.gateway
 
 
 def test_an_invites_link_is_shown_as_a_qr_code_on_request(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, ["workers", "invite", "--qr"]) == 0
     shown = capsys.readouterr().out.splitlines()
     code = [line for line in shown if "▀" in line or "▄" in line]
-    assert len(code) > 15 and shown[0].startswith("computeshare-worker --join ")
+    assert len(code) > 15 and shown[0].startswith("uvx --from http://")
 
 
 def test_invites_are_listed_and_withdrawn_at_the_command_line(
