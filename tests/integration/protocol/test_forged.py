@@ -22,6 +22,7 @@ from computeshare.errors import ComputeShareError, Fenced, JobGone, LostClaim
 from tests.support.job_reducer import Job, spec_of
 from tests.support.rounds import take_seat
 from tests.support.scheduling_clock import Clock, online
+from tests.support.wait import wait_until
 
 FORGED = "1.9." + "d" * 16
 """The last version, as nobody has made it."""
@@ -170,6 +171,7 @@ def test_a_job_finishes_whatever_is_forged(attacked: Attacked, history: History,
         attacked.job.round(attacked.hand)
     attacked.reduce()
     attacked.tend()
+    wait_until(attacked.artifacts.tokens)  # a thread writes the checkpoint
     assert (attacked.jobs.show(attacked.id).version, attacked.artifacts.tokens()[-1].version) == (4, 3)
     forge(attacked)
     attacked.projector.step(attacked.redis)
