@@ -436,7 +436,9 @@ def test_an_invite_is_counted_down_until_a_machine_has_taken_it_up(site: Site, o
 
 
 def heard_of(site: Site, name: str, queue: str) -> None:
-    worker = WorkerInfo(secrets.token_hex(6), name, "cpu", (queue,), {}, 1, "home", 1, last_seen_ms=now_ms())
+    """A worker of the machine that took up the newest invite."""
+    machine = site.services.invites.list().items[0].id
+    worker = WorkerInfo(machine + secrets.token_hex(4), name, "cpu", (queue,), {}, 1, "home", 1, last_seen_ms=now_ms())
     with site.services.database.writing() as connection:
         remember(connection, worker, now_ms())
 
