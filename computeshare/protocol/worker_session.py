@@ -300,7 +300,7 @@ class WorkerSession:
 
     @property
     def _own(self) -> str:
-        """This session's name among those of all workers."""
+        """The name under which its inner state is offered: `WORKER:SESSION`."""
         return f"{self.worker_id}:{self.session_id}"
 
     def _staged(self, nonce: str, micro_batch: int) -> str:

@@ -117,7 +117,7 @@ def invited(**changes: Any) -> dict[str, Any]:
         "expires_at": "2026-01-01T13:00:00Z",
         "url": "http://studio.local:8000/join/code",
         "command": "computeshare-worker --queue lab --join http://studio.local:8000/join/code",
-        "new_machine": ["uvx --from http://studio.local:8000/v1/worker/x.whl", "pipx run --spec the same"],
+        "new_machine": ["uvx --from the wheel", "pipx run --spec the wheel"],
         "qr": "data:image/svg+xml,",
         "note": None,
     }
