@@ -98,6 +98,12 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             return
         super().handle_ping()
 
+    def handle_parser_exception(self) -> None:
+        if self.conn.close_sent is None:  # before the handshake there is nothing to close, which uvicorn presumes
+            self.transport.abort()
+            return
+        super().handle_parser_exception()
+
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)
         if message["type"] == "websocket.http.response.body":

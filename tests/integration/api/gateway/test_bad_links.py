@@ -14,6 +14,7 @@ import psutil
 import pytest
 from redis import Redis
 
+from api.gateway.machines import Machine
 from api.http.throttle import Throttle
 from computeshare.transport import forwarder as forwarder_module
 from computeshare.transport.connections import connect
@@ -115,6 +116,31 @@ def test_whatever_a_machine_sends_the_gateway_stays_up_and_small(
     with plane.open(access) as link:
         link.send(PING)
         assert link.recv(5) == b"+PONG\r\n"
+
+
+def test_a_wrong_frame_before_the_handshake_is_answered_ends_the_connection_and_is_no_error(
+    plane: Plane, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, access = plane.joined(tmp_path)
+    asked, answered, find = threading.Event(), threading.Event(), plane.gateway._machines.find
+
+    def slow(machine_id: str) -> Machine | None:
+        asked.set()
+        assert answered.wait(30)
+        return find(machine_id)
+
+    monkeypatch.setattr(plane.gateway._machines, "find", slow)
+    with caplog.at_level(logging.ERROR), dialled(access) as raw:
+        raw.sendall(handshake(access))
+        assert asked.wait(30)
+        raw.sendall(bytes([0xFF, 0x80]) + bytes(4))  # an opcode that does not exist
+        try:
+            with suppress(ConnectionResetError):
+                assert raw.recv(1) == b""
+        finally:
+            answered.set()
+        wait_until(lambda: plane.gateway.connections.total() == 0)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def _anything(draw: random.Random, head: bytes) -> bytes:
