@@ -123,7 +123,7 @@ class Gateway:
         note = partial(self.refusals.note, machine.id, machine.name)
         replies = Replies(self._unread.setdefault(machine.id, Unread()))
         commands = CommandFilter(
-            machine.id, self._access, note, replies, self._unfinished, partial(self._may_announce, machine.id)
+            machine.id, self._access, note, replies, self._unfinished, partial(self._announcements.admits, machine.id)
         )
         try:
             if self._watch is None or self._watch.done():
@@ -171,22 +171,14 @@ class Gateway:
             raise _Refused(429, f"this machine has {self._limits.per_machine} connections open already")
         if len(self._open) >= self._limits.in_all:
             raise _Refused(503, "the gateway has no room for further connections: try again later")
-        if self._openings.wait_s(machine.id):
+        if not self._openings.admits(machine.id):
             raise _Refused(429, "this machine opens too many connections: try again later")
-        self._openings.take(machine.id)
         return machine
-
-    def _may_announce(self, machine: str) -> bool:
-        if self._announcements.wait_s(machine):
-            return False
-        self._announcements.take(machine)
-        return True
 
     def _failed(self, address: str) -> _Refused:
         """Count a failed attempt. A right one always passes: behind a tunnel, all machines may have one address."""
-        if self._tries.wait_s(address):
+        if not self._tries.admits(address):
             return _Refused(429, "too many failed attempts from this address: try again later")
-        self._tries.take(address)
         return _Refused(401, "this machine's key is not valid here, or its access has ended: ask for a new invite")
 
     async def _broker(self, machine: Machine) -> BrokerStream:

@@ -27,6 +27,5 @@ class Refusals:
         self.counts[machine] += 1
         event = "refused what a machine sent"
         self._seldom.tell(log.warning, event, machine, machine=machine, name=name, reason=reason)
-        if self._throttle.wait_s(machine):
+        if not self._throttle.admits(machine):
             raise TooManyRefused("this machine sent too many commands that it may not send")
-        self._throttle.take(machine)

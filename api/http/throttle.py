@@ -31,6 +31,13 @@ class Throttle:
             if len(self._taken) > KEYS:
                 self._taken.popitem(last=False)
 
+    def admits(self, key: str) -> bool:
+        """Take a permit of this key, if there is one now; whether there was."""
+        if self.wait_s(key):
+            return False
+        self.take(key)
+        return True
+
     def _missing(self, key: str) -> float:
         missing, since = self._taken.get(key, (0.0, 0.0))
         return max(0.0, missing - (self._clock() - since) / self._refill_s)

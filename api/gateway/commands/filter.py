@@ -77,29 +77,27 @@ class CommandFilter:
                 pieces = []
                 await self.replies.room(parts)
             self.replies.sent(parts, name in (b"SUBSCRIBE", b"UNSUBSCRIBE"))
-            if reason is None:
-                if (text := await self._told(head)) is not None:
-                    pieces.append(framed(b"ECHO", text))
-                    commands.skip()
-                    commands.rest()
-                else:
-                    pieces += commands.accept(policy.ending(head.arguments))
-                self._note_unfinished()
+            if (instead := await self._instead(head, reason)) is None:
+                pieces += commands.accept(policy.ending(head.arguments))
             else:
-                self._refused(reason)
-                pieces.append(replacement(reason))
+                pieces.append(instead)
                 commands.skip()
                 commands.rest()
         self._note_unfinished()
         yield pieces
 
-    async def _told(self, head: Head) -> bytes | None:
-        """What the gateway answers itself, so that machines do not learn where the broker is; None: nothing."""
+    async def _instead(self, head: Head, reason: str | None) -> bytes | None:
+        """The command that the broker gets in the place of a refused one, or of one whose answer would tell where the
+        broker is; None: the command itself.
+        """
+        if reason is not None:
+            self._refused(reason)
+            return replacement(reason)
         asked = tuple(each.upper() for each in head.arguments[:2])
         if asked == (b"CLIENT", b"INFO"):
-            return b"id=0 addr=gateway:0"
+            return framed(b"ECHO", b"id=0 addr=gateway:0")
         if asked == (b"INFO", b"SERVER"):
-            return await asyncio.to_thread(self._access.versions)
+            return framed(b"ECHO", await asyncio.to_thread(self._access.versions))
         return None
 
     def close(self) -> None:
