@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from computeshare.jobspec.privacy import Privacy
+from computeshare.strategies.averages import clipped
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.training.work_units import AnyReplica, Compilation, InnerState, Take, Update
 from computeshare.types import Vector
@@ -58,8 +59,6 @@ class PrivateReplica:
         return self._replica.walk(micro_batches)
 
     def _noised(self, vector: Vector) -> Vector:
-        norm = float(np.linalg.norm(vector.astype(np.float64)))
-        scale = min(1.0, self._clip / norm) if norm > 0 else 1.0
-        noise = self._random.standard_normal(len(vector), np.float32)
-        noised: Vector = noise * self._deviation + vector * np.float32(scale)
+        (bounded,) = clipped([vector], self._clip)
+        noised: Vector = bounded + self._deviation * self._random.standard_normal(len(vector), np.float32)
         return noised
