@@ -24,6 +24,7 @@ from redis import Redis
 from api.database import Database
 from api.fleet.invites import Introduction, InviteService
 from bench.report import Cell, Part, Table, markdown
+from bench.wait import wait_until
 from computeshare.codecs.messages import PART_BYTES
 from computeshare.protocol.keys import JobKeys
 from computeshare.transport.connections import connect
@@ -94,21 +95,21 @@ def _tcp(url: str) -> str:
     return f"redis://{user}:{password}@127.0.0.1:{port}/0"
 
 
+def succeeds(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except Exception:
+        return False
+    return True
+
+
 @contextmanager
 def running(command: list[str], folder: Path, ready: Callable[[], object], **environment: str) -> Iterator[None]:
     """A process until the end of the block, from when `ready` raises nothing."""
     with open(folder / "process.log", "ab") as log:
         process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=log, stderr=log)
     try:
-        until = time.monotonic() + 30
-        while True:
-            try:
-                ready()
-                break
-            except Exception:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.1)
+        wait_until(lambda: succeeds(ready), f"{command[0]} to be ready", 30)
         yield
     finally:
         process.terminate()

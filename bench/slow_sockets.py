@@ -10,7 +10,6 @@ import argparse
 import selectors
 import shutil
 import socket
-import subprocess
 import tempfile
 import threading
 import time
@@ -24,6 +23,7 @@ import httpx2
 
 from bench import ours
 from bench.ending import end_cleanly_when_asked
+from bench.gateway import running
 from bench.report import Cell, Part, Table, markdown
 from bench.wait import wait_until
 from computeshare.settings import Settings
@@ -36,6 +36,8 @@ START = (
 )
 BYTE_S = 0.5
 """Seconds between two bytes of a socket."""
+LOOK_S = 0.05
+"""Seconds between two looks at the pages."""
 
 
 def main() -> None:
@@ -82,7 +84,7 @@ def asked(url: str, token: str, seconds: float) -> list[Cell]:
             except httpx2.HTTPError:
                 failed += 1
             times.append(time.perf_counter() - began)
-        time.sleep(0.05)
+        time.sleep(LOOK_S)
     times.sort()
     return [len(times), round(times[len(times) // 2], 3), round(times[int(0.95 * len(times))], 3), failed]
 
@@ -148,26 +150,13 @@ class Slow:
 def caddy(target: str) -> Iterator[str]:
     """Caddy in front of an address."""
     url = f"http://127.0.0.1:{free_port()}"
-    folder = tempfile.TemporaryDirectory()
-    (file := Path(folder.name, "Caddyfile")).write_text(
-        f"{{\nadmin off\n}}\n{url} {{\nreverse_proxy {urlsplit(target).netloc}\n}}\n"
-    )
-    command = ["caddy", "run", "--adapter", "caddyfile", "--config", str(file)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def answers() -> bool:
-        try:
-            return httpx2.get(f"{url}/healthz", timeout=2).status_code == 200
-        except httpx2.HTTPError:
-            return False
-
-    try:
-        wait_until(answers, "Caddy to answer", 30)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(10)
-        folder.cleanup()
+    with tempfile.TemporaryDirectory() as name:
+        (file := Path(name, "Caddyfile")).write_text(
+            f"{{\nadmin off\n}}\n{url} {{\nreverse_proxy {urlsplit(target).netloc}\n}}\n"
+        )
+        command = ["caddy", "run", "--adapter", "caddyfile", "--config", str(file)]
+        with running(command, Path(name), lambda: httpx2.get(f"{url}/healthz", timeout=2).raise_for_status()):
+            yield url
 
 
 if __name__ == "__main__":
