@@ -41,6 +41,22 @@ def redis(redis_url: str) -> Iterator[Redis]:
 
 
 @pytest.fixture
+def own_url(redis_url: str) -> str:
+    """The address of a part of the broker in which only one test at a time has workers and a release."""
+    return f"{redis_url}?db=9"
+
+
+@pytest.fixture
+def own(own_url: str) -> Iterator[Redis]:
+    """That part of the broker, empty."""
+    client = Redis.from_url(own_url)
+    client.flushdb()
+    yield client
+    client.flushdb()
+    client.close()
+
+
+@pytest.fixture
 def job_id() -> str:
     return secrets.token_hex(4)
 

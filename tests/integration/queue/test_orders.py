@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,25 +17,15 @@ from computeshare.up.stack import Child
 from tests.support.wait import wait_until
 
 
-@pytest.fixture
-def own(redis_url: str) -> Iterator[Redis]:
-    """A part of the broker that no other test uses."""
-    client = Redis.from_url(f"{redis_url}?db=11")
-    client.flushdb()
-    yield client
-    client.flushdb()
-    client.close()
-
-
 def test_a_worker_that_is_asked_to_leave_for_good_says_why_and_ends_with_a_code_of_its_own(
-    own: Redis, redis_url: str, tmp_path: Path
+    own: Redis, own_url: str, tmp_path: Path
 ) -> None:
     command = [
         sys.executable,
         "-m",
         "computeshare.worker.process",
         "--redis-url",
-        f"{redis_url}?db=11",
+        own_url,
         "--device",
         "cpu",
         *("--label", "room=attic", "--label", "floor=2", "--max-memory", "1GB"),

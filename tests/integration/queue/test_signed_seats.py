@@ -3,10 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from redis import Redis
 
 from computeshare.protocol import handshake
@@ -14,25 +12,13 @@ from computeshare.queue import Seat, SeatQueue, list_workers
 from computeshare.runtime.signatures import SigningKey
 from tests.support.wait import wait_until
 
-DATABASE = "?db=12"
-
-
-@pytest.fixture
-def own(redis_url: str) -> Iterator[Redis]:
-    """A part of the broker that no other test uses."""
-    client = Redis.from_url(f"{redis_url}{DATABASE}")
-    client.flushdb()
-    yield client
-    client.flushdb()
-    client.close()
-
 
 def test_a_worker_runs_the_seats_that_its_control_plane_has_signed_and_no_others(
-    own: Redis, redis_url: str, tmp_path: Path
+    own: Redis, own_url: str, tmp_path: Path
 ) -> None:
     handshake.publish(own)
     key = SigningKey.new()
-    known = {"COMPUTESHARE_HOME": str(tmp_path), "COMPUTESHARE_REDIS_URL": f"{redis_url}{DATABASE}"}
+    known = {"COMPUTESHARE_HOME": str(tmp_path), "COMPUTESHARE_REDIS_URL": own_url}
     command = [sys.executable, "-m", "computeshare.worker.process", "--device", "cpu"]
     log = tmp_path / "worker.log"
     with open(log, "wb") as file:

@@ -1,8 +1,6 @@
 """Updates that two machines computed are compared before they count: who sends something else is found and banned."""
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,26 +8,12 @@ from redis import Redis
 
 from computeshare.codecs.messages import decode_update, encode_update
 from computeshare.errors import Banned
-from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import Grant
 from computeshare.types import Blob
-from tests.support.job_reducer import Hand, Job, Spoil, spec_of
+from tests.support.job_reducer import Hand, Job, Spoil
 from tests.support.rounds import events
 
 RNG = np.random.default_rng(0)
-
-
-@pytest.fixture
-def start(redis: Redis, tmp_path: Path) -> Callable[..., Job]:
-    count = iter(range(100))
-
-    def start(**changes: Any) -> Job:
-        number = next(count)
-        job_id = f"{tmp_path.name[-4:].replace('_', '0')}{number:04d}"
-        RoundStore(redis, job_id).purge()
-        return Job(redis, job_id, spec_of(**changes), tmp_path / str(number))
-
-    return start
 
 
 def noise(hand: Hand) -> Spoil:

@@ -17,14 +17,13 @@ from computeshare.codecs.messages import encode_update
 from computeshare.errors import ArtifactError, Banned, Diverged, LostClaim
 from computeshare.protocol import channel, reducer_session
 from computeshare.protocol.reducer_session import ReducerSession
-from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import Grant
 from computeshare.reducer import gather, round_handler
 from computeshare.reducer.round_handler import RoundHandler
 from computeshare.strategies import averages
 from computeshare.tensors import layout
 from computeshare.types import Token
-from tests.support.job_reducer import Hand, Job, Spoil, spec_of
+from tests.support.job_reducer import Hand, Job, Spoil
 from tests.support.rounds import take_seat
 from tests.support.wait import wait_until
 
@@ -32,19 +31,6 @@ from tests.support.wait import wait_until
 def first(change: Callable[[bytes], bytes]) -> Spoil:
     """Changes a message's first part."""
     return lambda message: [change(bytes(message[0])), *message[1:]]
-
-
-@pytest.fixture
-def start(redis: Redis, tmp_path: Path) -> Callable[..., Job]:
-    count = iter(range(100))
-
-    def start(**changes: Any) -> Job:
-        number = next(count)
-        job_id = f"{tmp_path.name[-4:].replace('_', '0')}{number:04d}"
-        RoundStore(redis, job_id).purge()
-        return Job(redis, job_id, spec_of(**changes), tmp_path / str(number))
-
-    return start
 
 
 @pytest.fixture

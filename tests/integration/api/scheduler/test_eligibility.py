@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -250,16 +250,6 @@ def test_a_worker_that_dies_without_a_word_is_named_too(
 # Versions
 
 
-@pytest.fixture
-def own(redis_url: str) -> Iterator[Redis]:
-    """A part of the broker in which this test may publish another version."""
-    client = Redis.from_url(f"{redis_url}?db=9")
-    client.flushdb()
-    yield client
-    client.flushdb()
-    client.close()
-
-
 def worker(protocol: int = PROTOCOL, version: str = handshake.OURS.version) -> WorkerInfo:
     versions = {"computeshare": version}
     return WorkerInfo("deadbeef0000", "old", "cpu", ("default",), versions, 1, "host", 1, protocol=protocol)
@@ -346,11 +336,11 @@ def test_the_workers_page_and_rest_say_who_is_refused_and_why(client: TestClient
 
 
 def test_a_worker_process_of_another_version_prints_the_line_and_exits_with_a_code_of_its_own(
-    own: Redis, redis_url: str
+    own: Redis, own_url: str
 ) -> None:
     own.set(keys.RELEASE, json.dumps({"version": "9.9.0", "protocol": PROTOCOL + 1}))
     command = [sys.executable, "-m", "computeshare.worker.process", "--device", "cpu"]
-    environment = {**os.environ, "COMPUTESHARE_REDIS_URL": f"{redis_url}?db=9"}
+    environment = {**os.environ, "COMPUTESHARE_REDIS_URL": own_url}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, "git pull && make install" in ended.stderr) == (OTHER_VERSION, True)
     assert len(ended.stderr.strip().splitlines()) == 1
