@@ -16,6 +16,7 @@ from api.gateway.broker_stream import BrokerStream
 from api.gateway.challenge import ANSWER_S, is_proven
 from api.gateway.commands.access import Access
 from api.gateway.commands.filter import CommandFilter
+from api.gateway.commands.holdings import Holdings
 from api.gateway.commands.replies import Replies, Unread
 from api.gateway.machines import Machine, Machines
 from api.gateway.refusals import Refusals
@@ -81,9 +82,11 @@ class Gateway:
     that machines learn neither the broker's address nor a password, and passes on only what a worker of theirs needs.
     """
 
-    def __init__(self, machines: Machines, traffic: Traffic, access: Access, limits: Limits | None = None) -> None:
+    def __init__(
+        self, machines: Machines, traffic: Traffic, access: Access, holdings: Holdings, limits: Limits | None = None
+    ) -> None:
         self._machines, self._traffic, self._limits = machines, traffic, limits or Limits()
-        self._access, self.refusals = access, Refusals()
+        self._access, self._holdings, self.refusals = access, holdings, Refusals()
         self._tries, self._openings = Throttle(TRIES, TRY_S), Throttle(OPENINGS, OPENING_S)
         self._announcements = Throttle(ANNOUNCEMENTS, ANNOUNCEMENT_S)
         self._open: set[_Open] = set()
@@ -122,9 +125,8 @@ class Gateway:
         machine = connection.machine
         note = partial(self.refusals.note, machine.id, machine.name)
         replies = Replies(self._unread.setdefault(machine.id, Unread()))
-        commands = CommandFilter(
-            machine.id, self._access, note, replies, self._unfinished, partial(self._announcements.admits, machine.id)
-        )
+        announcing = partial(self._announcing, machine.id)
+        commands = CommandFilter(machine.id, self._access, note, replies, self._unfinished, announcing, self._holdings)
         try:
             if self._watch is None or self._watch.done():
                 self._watch = asyncio.create_task(self._look_after())
@@ -190,19 +192,32 @@ class Gateway:
             raise _Refused(503, "the broker does not answer: try again later") from error
 
     async def _look_after(self) -> None:
-        """Cut the connections of refused machines and write the counts, while there are connections."""
-        while self._open:
+        """Cut the connections of refused machines, write the counts and have what machines write expire, while there is
+        anything to do.
+        """
+        is_due = False
+        while self._open or is_due:
             await asyncio.sleep(CHECK_S)
             with contextlib.suppress(Exception):  # a locked database: the next look is a second later
                 refused = await asyncio.to_thread(self._machines.refused, {one.machine for one in self._open})
                 for each in [one for one in self._open if one.machine in refused]:
                     each.cut.set()
             await asyncio.to_thread(self._traffic.flush)
+            is_due = await asyncio.to_thread(self._holdings.look)
+
+    def _announcing(self, machine_id: str) -> float:
+        """Seconds until a machine may announce a further event; 0: now, which counts it."""
+        wait_s = self._announcements.wait_s(machine_id)
+        if not wait_s:
+            self._announcements.take(machine_id)
+        return wait_s
 
 
 def gateway_of(settings: Settings, database: Database, broker: Broker) -> Gateway:
     """A gateway to the broker that these settings name."""
-    return Gateway(Machines(database, settings.resolve_redis_url), Traffic(broker.client), Access(broker.client))
+    access = Access(broker.client)
+    holdings = Holdings(broker.client, access.round_bytes)
+    return Gateway(Machines(database, settings.resolve_redis_url), Traffic(broker.client), access, holdings)
 
 
 async def _close(send: Send, code: int, reason: str = "") -> None:

@@ -68,7 +68,7 @@ class Surroundings:
         """The broker's report. Raises SettingsError if no broker is known, and the connection's errors."""
         joined = last_joined(self.settings)
         with joined.broker_url() as url, connect(url, retries=0) as redis:
-            info: dict[str, Any] = {**redis.info("server"), **redis.info("memory")}
+            info: dict[str, Any] = {**redis.info("server"), **_memory(redis)}
             times_s = [_timed(redis.ping) for _ in range(_PINGS)]
             return BrokerReport(joined.shown, info, statistics.median(times_s), _release(redis))
 
@@ -97,6 +97,13 @@ class BrokerReport:
     info: Mapping[str, Any]
     answers_in_s: float
     release: Release | None
+
+
+def _memory(redis: Redis) -> dict[str, Any]:
+    try:
+        return dict(redis.info("memory"))
+    except ResponseError:  # a gateway does not tell
+        return {}
 
 
 def _release(redis: Redis) -> Release | None:

@@ -48,7 +48,12 @@ def broker_memory(machine: Surroundings) -> Check:
         return Check("broker memory", "warn", "cannot be looked at: no broker answers")
     used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     if not most:
-        return Check("broker memory", "ok", f"{size(used)} used, as much as its machine has")
+        told = (
+            f"{size(used)} used, as much as its machine has"
+            if used
+            else "the gateway does not tell: nothing to do here"
+        )
+        return Check("broker memory", "ok", told)
     told = f"{size(used)} of {size(most)} used"
     if info.get("maxmemory_policy") != "noeviction":
         advice = "set maxmemory-policy noeviction: with any other, rounds vanish when memory is short"

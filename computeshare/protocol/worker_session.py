@@ -248,10 +248,9 @@ class WorkerSession:
         Raises CodecError: the state is damaged.
         """
         key = self.keys.inner(self._own)
-        while (handed := self._channel.exchange([["LINDEX", self.keys.handed(), 0]])[0]) is not None:
-            session = handed.decode()
-            given = {"handed_inner_key": self.keys.inner(session), "inner_key": key, "session": session}
-            if self._scripts.call("take_over", self.keys, **given) and (state := self._channel.load_sealed(key)):
+        about = {"worker": self.worker_id, "session": self.session_id}
+        while self._scripts.call("take_over", self.keys, inner_key=key, **about):
+            if state := self._channel.load_sealed(key):
                 self._channel.exchange([["UNLINK", key]])
                 return state
         return None

@@ -16,6 +16,7 @@ from redis.retry import Retry
 
 from computeshare.errors import SettingsError
 from computeshare.transport.addresses import FORWARDED, without_secret
+from computeshare.transport.refusals import RefusedForNow, refused_for_now
 
 BLOCK_MS = 4000
 """Longest single blocking command, in milliseconds; below the socket's timeout."""
@@ -32,7 +33,8 @@ log = structlog.get_logger()
 
 
 def when_there_is_room(call: Callable[[], Answer], stop: threading.Event) -> Answer:
-    """Repeat a call while the broker refuses it for lack of memory, with growing pauses and jitter.
+    """Repeat a call while the broker has no memory for it, or a gateway refuses it for now; with growing pauses and
+    jitter.
 
     A refused call must have changed nothing. Raises OutOfMemoryError: `stop` was set meanwhile.
     """
@@ -40,9 +42,12 @@ def when_there_is_room(call: Callable[[], Answer], stop: threading.Event) -> Ans
     while True:
         try:
             return call()
-        except OutOfMemoryError:
-            log.warning("the broker is out of memory", again_within_s=pause_s)
-            if stop.wait(random.uniform(0.5, 1) * pause_s):
+        except OutOfMemoryError as error:
+            least_s, said = 0.0, "the broker is out of memory"
+            if isinstance(error, RefusedForNow):
+                least_s, said = error.wait_s, f"the gateway refused: {error}"
+            log.warning(said, again_within_s=least_s + pause_s)
+            if stop.wait(least_s + random.uniform(0.5, 1) * pause_s):
                 raise
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
@@ -83,7 +88,8 @@ def by_loopback(redis: Redis) -> Redis:
 class OutageRetry(Retry):
     """Repeats calls during an outage of the broker, or while the broker is busy with a script.
 
-    A busy broker refuses a command before executing it, so a repetition is safe.
+    A busy broker refuses a command before executing it, so a repetition is safe. A gateway's refusal for now is raised
+    as RefusedForNow.
     """
 
     def call_with_retry(self, do: Callable[[], Answer], *arguments: Any, **named: Any) -> Answer:
@@ -93,6 +99,8 @@ class OutageRetry(Retry):
             except ResponseError as error:
                 if _BUSY.search(str(error)):
                     raise BusyLoadingError(str(error)) from error
+                if refusal := refused_for_now(error):
+                    raise refusal from error
                 raise
 
         return super().call_with_retry(do_unless_busy, *arguments, **named)

@@ -34,6 +34,9 @@ class _Job:
 
     seen: dict[str, float] = field(default_factory=dict)
     looked: float = -math.inf
+    is_banned: bool = False
+    round_bytes: int = 0
+    """What the updates of one of its rounds may take."""
 
 
 class Access:
@@ -78,6 +81,10 @@ class Access:
                 return problem
         return next((why for digest in needs.digests if (why := self._bundle_refusal(machine, digest, now))), None)
 
+    def round_bytes(self, machine: str) -> int:
+        """What the updates of a round of each job of a machine may take, in all."""
+        return sum(job.round_bytes for (one, _), job in list(self._jobs.items()) if one == machine and job.seen)
+
     def versions(self) -> bytes:
         """The part of the broker's `INFO server` that workers may see. Raises as `refusal`."""
         found: Any = self._broker().info("server")
@@ -96,10 +103,13 @@ class Access:
         keys, redis = JobKeys(job_id), self._broker()
         found: Any = redis.hkeys(keys.seats())
         seated = [worker for one in found if is_own(machine, worker := one.decode(errors="replace"))]
+        banned: Any = redis.hkeys(keys.banned())
+        job.is_banned = any(is_own(machine, one.decode(errors="replace")) for one in banned)
+        if job.is_banned:
+            seated = []
         if seated:
-            banned: Any = redis.hkeys(keys.banned())
-            if any(is_own(machine, one.decode(errors="replace")) for one in banned):
-                seated = []
+            units, limit = (int(one or 0) for one in redis.hmget(keys.round(), "total", "limit"))
+            job.round_bytes = units * limit
         leaving = {worker: at for worker, at in job.seen.items() if now - at <= LEAVING_S}
         job.seen = leaving | dict.fromkeys(seated, now)
         job.looked = now
@@ -126,9 +136,11 @@ def is_own(machine: str, worker: str) -> bool:
 
 def _problem(job: _Job, needs: Needs, now: float) -> str | None:
     seated = {worker for worker, at in job.seen.items() if now - at <= LEAVING_S}
-    if not seated or not needs.workers <= seated:
-        return "the worker has no seat in this job"
-    return None
+    if seated and needs.workers <= seated:
+        return None
+    if job.is_banned:
+        return "this machine is banned from this job"
+    return "the worker has no seat in this job"
 
 
 def _last(kept: "OrderedDict[Any, Any]", key: Any, make: Callable[[], Any]) -> Any:

@@ -3,18 +3,19 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 from api.gateway.commands import policy, scripts
 from api.gateway.commands.access import Access
+from api.gateway.commands.holdings import Holdings
 from api.gateway.commands.parser import Commands, Head, Piece
-from api.gateway.commands.policy import Needs
+from api.gateway.commands.policy import ADDING, Needs, Own
 from api.gateway.commands.replies import MOST_OF_ONE, Replies
 from api.gateway.commands.scripts import NotPermitted
 from computeshare.errors import ComputeShareError
+from computeshare.queue.rq_keys import WORKERS
+from computeshare.transport.refusals import REFUSED, for_now
 from computeshare.types import plain
-
-REFUSED = "REFUSED"
-"""A command that no broker knows: its error holds the reason, and comes in the place of the refused command's reply."""
 
 
 class TooManyRefused(ComputeShareError):
@@ -25,6 +26,8 @@ class TooMuchUnfinished(ComputeShareError):
     """A machine has begun more large commands than the broker should hold, and ended none."""
 
 
+ARGUMENT_BYTES = 64
+"""Of the broker's memory that an argument takes beyond its own, about."""
 UNFINISHED_BYTES = 1 << 28
 """The most bytes of commands that a machine has begun and not ended, over all its connections."""
 MOST_ASKED = MOST_OF_ONE
@@ -39,7 +42,8 @@ class CommandFilter:
         refused: is told of each refused command, with the reason, and may raise.
         replies: those that the machine still awaits.
         unfinished: bytes of unfinished commands by machine, for all connections.
-        may_announce: whether the machine may announce a further event now; counts it.
+        announcing: seconds until the machine may announce a further event; 0: now, which counts it.
+        holdings: what machines hold in the broker.
     """
 
     def __init__(
@@ -49,14 +53,17 @@ class CommandFilter:
         refused: Callable[[str], None],
         replies: Replies,
         unfinished: Counter[str],
-        may_announce: Callable[[], bool],
+        announcing: Callable[[], float],
+        holdings: Holdings,
     ) -> None:
-        self._may_announce = may_announce
+        self._announcing, self._holdings = announcing, holdings
         self._machine, self._access, self._refused = machine, access, refused
         self.replies, self._unfinished = replies, unfinished
         self._commands = Commands(policy.is_enough)
         self._begun = 0  # of `unfinished`, on this connection
         self._asked: int | None = None  # parts that a transaction asks for at its end; None: there is none
+        self._written: list[str] = []  # keys that the transaction writes
+        self._growing, self._grown = "", 0  # the key of a command that is still to come in part; its bytes so far
 
     async def passed(self, data: bytes) -> AsyncIterator[list[Piece]]:
         """What is to be sent to the broker, now that these bytes have come from the machine.
@@ -67,6 +74,7 @@ class CommandFilter:
         commands = self._commands
         commands.push(data)
         pieces = commands.rest()
+        self._note_grown()
         while (head := commands.head()) is not None:
             name = head.arguments[0].upper() if head.arguments else b""
             reason, parts = await self._refusal(head), 0
@@ -76,9 +84,12 @@ class CommandFilter:
                 yield pieces
                 pieces = []
                 await self.replies.room(parts)
-            self.replies.sent(parts, name in (b"SUBSCRIBE", b"UNSUBSCRIBE"))
+            written = [] if reason else self._begin(name, head)
+            then = partial(self._holdings.end, self._machine, written)
+            self.replies.sent(parts, name in (b"SUBSCRIBE", b"UNSUBSCRIBE"), then)
             if (instead := await self._instead(head, reason)) is None:
                 pieces += commands.accept(policy.ending(head.arguments))
+                self._note_grown()
             else:
                 pieces.append(instead)
                 commands.skip()
@@ -86,13 +97,40 @@ class CommandFilter:
         self._note_unfinished()
         yield pieces
 
+    def _begin(self, name: bytes, head: Head) -> list[str]:
+        """Note that a command passes. Returns the keys of the machine's own that are written once its reply has come:
+        those of a transaction, at its end.
+        """
+        for key, own in _own_keys(head):
+            self._holdings.begin(self._machine, key, own)
+            self._written.append(key)
+            if name in ADDING:
+                self._growing, self._grown = key, -ARGUMENT_BYTES * head.count
+        if scripts.name_of(head.arguments) == "extend":
+            self._holdings.keep(self._machine, [each.decode() for each in head.arguments[3:]])
+        if self._asked is not None:  # within a transaction
+            return []
+        written, self._written = self._written, []
+        return written
+
+    def _note_grown(self) -> None:
+        """Count what has passed of a command's value since the last time."""
+        if self._growing:
+            total = self._commands.total_bytes
+            self._holdings.add(self._machine, self._growing, total - self._grown)
+            self._grown = total
+        if not self._commands.unfinished_bytes:
+            self._growing = ""
+
     async def _instead(self, head: Head, reason: str | None) -> bytes | None:
-        """The command that the broker gets in the place of a refused one, or of one whose answer would tell where the
-        broker is; None: the command itself.
+        """The command that the broker gets in the place of a refused one, of one whose answer would tell where the
+        broker is, or of one that adds to RQ's list of all workers, which only RQ's own tools read; None: itself.
         """
         if reason is not None:
             self._refused(reason)
             return replacement(reason)
+        if head.arguments[0].upper() == b"SADD" and head.arguments[1] == WORKERS.encode():
+            return framed(b"ECHO", b"")
         asked = tuple(each.upper() for each in head.arguments[:2])
         if asked == (b"CLIENT", b"INFO"):
             return framed(b"ECHO", b"id=0 addr=gateway:0")
@@ -105,6 +143,8 @@ class CommandFilter:
         self._unfinished[self._machine] -= self._begun
         self._begun = 0
         self.replies.close()
+        self._holdings.end(self._machine, self._written)
+        self._written = []
 
     def _asks(self, name: bytes, head: Head) -> tuple[str | None, int]:
         """Why a command asks for too much, and the parts in the reply to it: in a transaction, all come at its end."""
@@ -136,9 +176,19 @@ class CommandFilter:
         reason = None
         if needs != Needs() and not self._access.known(self._machine, needs):
             reason = await asyncio.to_thread(self._access.refusal, self._machine, needs)
-        if reason is None and scripts.is_announcement(head.arguments) and not self._may_announce():
-            reason = "this machine announces too much: try again later"
-        return reason and f"{_shown(head)}: {reason}"
+        if reason is None:
+            return await self._lack_of_room(head)
+        return f"{_shown(head)}: {reason}"
+
+    async def _lack_of_room(self, head: Head) -> str | None:
+        """Why a permitted command must wait; None: it need not."""
+        if scripts.name_of(head.arguments) == "announce" and (wait_s := self._announcing()):
+            return for_now("this machine announces too much", wait_s)
+        if head.arguments[0].upper() in ADDING:
+            for _, own in _own_keys(head):
+                if not self._holdings.has_room(self._machine, own.is_message):
+                    return await asyncio.to_thread(self._holdings.refusal, self._machine, own.is_message)
+        return None
 
 
 def needed(head: Head) -> Needs:
@@ -152,6 +202,14 @@ def needed(head: Head) -> Needs:
     if needs is None:
         raise NotPermitted(f"{_shown(head)}: machines may not send this")
     return needs
+
+
+def _own_keys(head: Head) -> list[tuple[str, Own]]:
+    """The keys of the machine's own that a permitted command writes or expires."""
+    if scripts.name_of(head.arguments) == "take_over":
+        return [found for key in head.arguments[3:5] if (found := policy.own(key))]
+    found = policy.own_key(head.arguments)
+    return [found] if found else []
 
 
 def replacement(reason: str) -> bytes:

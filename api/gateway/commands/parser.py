@@ -69,6 +69,11 @@ class Commands:
         return len(self._data) - self._at + self._held
 
     @property
+    def total_bytes(self) -> int:
+        """Bytes of memory that the arguments take that have arrived of the command read last, about."""
+        return self._total
+
+    @property
     def unfinished_bytes(self) -> int:
         """Bytes that the broker is about to hold of a command that has passed in part."""
         return self._total if self._left and self._passes else 0

@@ -65,7 +65,6 @@ UNLINK {PROBE}
 UNLINK {STAGED} | {STAGED}
 HSET {STAGED} | <number> <large>
 EXPIRE {STAGED} {STAGED_S}
-LINDEX {JOB.handed()} 0
 UNLINK {INNER}
 HSET {INNER} | <number> <large>
 EXPIRE {INNER} {HANDED_S}
@@ -140,6 +139,33 @@ ZADD {FINISHED} <number> <seat>
 ZADD {FAILED} <number> <seat>
 ZREM {FAILED} <seat>
 """
+RECORDED_S = 3600
+"""Seconds that RQ's records of a worker or a seat live after they were written last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """A kind of key that only one worker writes."""
+
+    life_s: int
+    """The longest that such a key may live after it was written last."""
+    is_message: bool = False
+    """Whether it holds a message, which may be large; else a record."""
+    is_renewed: bool = False
+    """Whether the worker relies on it for as long as it writes it now and then."""
+
+
+OWN = {
+    STAGED: Own(STAGED_S, is_message=True),
+    INNER: Own(HANDED_S, is_message=True),
+    PROBE: Own(PROBED_S, is_message=True),
+    keys.worker("<worker>"): Own(ALIVE_MS // 1000),
+    **dict.fromkeys((SEAT.job(), RQ.workers(), *RQ.registries()), Own(RECORDED_S, is_renewed=True)),
+    **dict.fromkeys((RQ.worker(), RQ.executions(), SEAT.results(), SEAT.executions(), EXECUTION), Own(RECORDED_S)),
+}
+"""The keys that machines write under names of their own."""
+WRITING = frozenset(b"HSET SET SADD ZADD XADD HINCRBY HINCRBYFLOAT PERSIST EXPIRE PEXPIRE".split())
+ADDING = WRITING - {b"PERSIST", b"EXPIRE", b"PEXPIRE"}
 FIELDS = (
     "name|device|queues|versions|memory_bytes|max_memory_bytes|host|pid|seat|state|protocol|resting|labels|recipes"
     "|confinement|packages|power"
@@ -169,7 +195,7 @@ FORMS = {
     "milliseconds": r"[1-9][0-9]{0,4}",
     "stream-id": r"[0-9]{1,20}-[0-9]{1,20}",
     "2-or-3": r"[23]",
-    "section": r"server|memory",
+    "section": r"(?i:server)",
     "word": r"[!-~]{1,200}",
     "text": r"[\s\S]{0,1000}",
     "short": r"[\s\S]{0,65536}",
@@ -255,9 +281,7 @@ def is_enough(arguments: list[bytes]) -> bool:
     return any(rule.head == len(arguments) and needs_of(rule.words[1 : rule.head], arguments[1:]) for rule in some)
 
 
-ASKING = frozenset(
-    b"GET GETRANGE HGET HMGET HGETALL LRANGE LINDEX SMEMBERS LPOP EVALSHA INFO CLIENT ECHO HELLO".split()
-)
+ASKING = frozenset(b"GET GETRANGE HGET HMGET HGETALL LRANGE SMEMBERS LPOP EVALSHA INFO CLIENT ECHO HELLO".split())
 """Commands whose replies may be longer than the commands."""
 
 
@@ -272,6 +296,21 @@ def parts_asked(arguments: Sequence[bytes]) -> int:
     if name == b"HMGET" and not arguments[1].rpartition(b":")[0].endswith(b":news"):  # news are small
         return len(arguments) - 2
     return int(name in ASKING)
+
+
+def own_key(arguments: Sequence[bytes]) -> tuple[str, Own] | None:
+    """The key of its own that a permitted command writes or expires, and its kind; None: it does neither."""
+    return own(arguments[1]) if arguments[0].upper() in WRITING else None
+
+
+def own(key: bytes) -> tuple[str, Own] | None:
+    """A key that a machine writes under a name of its own, and its kind; None: it is another."""
+    return next(((key.decode(), kind) for form, kind in _owned() if form.fullmatch(key)), None)
+
+
+@functools.cache
+def _owned() -> tuple[tuple[re.Pattern[bytes], Own], ...]:
+    return tuple((pattern(form), own) for form, own in OWN.items())
 
 
 def needs(arguments: Sequence[bytes], count: int) -> Needs | None:

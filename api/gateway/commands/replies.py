@@ -5,6 +5,7 @@ The broker keeps what its clients do not read, without a limit, so that a few sh
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 MOST_PARTS = 64
 """Parts of messages (at most 4 MiB each) that a machine may have asked for and not taken, over all its connections."""
@@ -13,6 +14,7 @@ MOST_OF_ONE = MOST_PARTS // 2
 MOST_COMMANDS = 20_000
 """Commands of one connection that may wait for the machine to take their replies."""
 _LINE = 64
+Then = Callable[[], None]
 
 
 class Unread:
@@ -28,7 +30,7 @@ class Replies:
 
     def __init__(self, unread: Unread) -> None:
         self._unread, self._stream = unread, ReplyStream()
-        self._awaited: deque[tuple[int, bool]] = deque()  # parts of each; whether it is about a channel
+        self._awaited: deque[tuple[int, bool, Then]] = deque()  # parts of each; whether it is about a channel
 
     def has_room(self, parts: int) -> bool:
         """Whether a command that asks for so many parts may be passed on now."""
@@ -41,23 +43,29 @@ class Replies:
             self._unread.changed.clear()
             await self._unread.changed.wait()
 
-    def sent(self, parts: int, is_about_channel: bool = False) -> None:
-        """Note that a command is passed on."""
+    def sent(self, parts: int, is_about_channel: bool = False, then: Then = lambda: None) -> None:
+        """Note that a command is passed on; `then` is called once the machine has taken the reply, or the connection
+        ends.
+        """
         parts = min(parts, MOST_OF_ONE)
         self._unread.parts += parts
-        self._awaited.append((parts, is_about_channel))
+        self._awaited.append((parts, is_about_channel, then))
 
     def taken(self, data: bytes) -> None:
         """Note that the machine has taken these bytes of replies."""
         for is_push in self._stream.ended(data):
             if self._awaited and (not is_push or self._awaited[0][1]):
-                self._unread.parts -= self._awaited.popleft()[0]
+                parts, _, then = self._awaited.popleft()
+                self._unread.parts -= parts
+                then()
         self._unread.changed.set()
 
     def close(self) -> None:
         """Forget what is awaited: the connection ends."""
-        self._unread.parts -= sum(parts for parts, _ in self._awaited)
-        self._awaited.clear()
+        while self._awaited:
+            parts, _, then = self._awaited.popleft()
+            self._unread.parts -= parts
+            then()
         self._unread.changed.set()
 
 

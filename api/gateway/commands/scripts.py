@@ -34,7 +34,7 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     "doubt": {**SESSION, "token": "<token>", "again": "<flag>"},
     "leave": {**SESSION, "session": "<hex-or-newest>", "event": "<short>"},
     "hand_over": SESSION,
-    "take_over": {"session": "<inner>"},
+    "take_over": SESSION,
     "announce": {"fence": "", "kind": "<leaving>", "event": "<said>"},
     "log": {"kept": str(LINES_KEPT), "kept_bytes": str(LINE_BYTES_KEPT), "lines": "<short>"},
 }
@@ -58,7 +58,6 @@ IMPLIED: Mapping[str, Callable[[JobKeys, Values], str | list[str]]] = {
     "staged_keys": lambda job, values: [
         job.staged(f"{values['worker']}:{values['nonce']}:{one}") for one in values["micro_batches"]
     ],
-    "handed_inner_key": lambda job, values: job.inner(values["session"]),
 }
 """The keys that follow from a call's arguments."""
 OWN = {"inner_key": "inner", "staged_keys": "staged"}
@@ -91,19 +90,15 @@ def needs_of_call(arguments: Sequence[bytes]) -> Needs:
         job = _job_of(called, keys)
     except ValueError as error:
         raise NotPermitted(f"the arguments of {called.name} have another form") from error
-    workers = _checked_keys(called, JobKeys(job), keys, given) | _speakers(called.name, given)
-    if called.name != "take_over":  # whose argument names a worker that has left
-        workers |= needs.workers
+    workers = _checked_keys(called, JobKeys(job), keys, given) | _speakers(called.name, given) | needs.workers
     if not workers:
         raise NotPermitted(f"{called.name} names no worker")
     return Needs(workers, frozenset({job, *needs.jobs}))
 
 
-def is_announcement(arguments: Sequence[bytes]) -> bool:
-    """Whether a permitted command adds to a job's events what a worker says."""
-    if arguments[0].upper() != b"EVALSHA":
-        return False
-    return _by_digest()[arguments[1].decode().lower()].name == "announce"
+def name_of(arguments: Sequence[bytes]) -> str:
+    """The script that a permitted command calls; empty: it calls none."""
+    return _by_digest()[arguments[1].decode().lower()].name if arguments[0].upper() == b"EVALSHA" else ""
 
 
 def _named(names: Names, given: Sequence[str]) -> dict[str, Any]:

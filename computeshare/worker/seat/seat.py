@@ -116,12 +116,18 @@ class SeatSession:
                 reason = f"{RECIPE_FAILED}{error}"
             if not self.joined:  # the job's page shows why the worker does not join
                 about = {"worker": self.seat.worker, "session": self.session.session_id, "reason": reason[:500]}
-                RoundStore(self.redis, self.seat.job).append("left", about)
+                self._announce("left", about)
             raise
         finally:
             log.info("leaving", job=self.seat.job, reason=reason)
             self.session.leave(reason)
         return reason
+
+    def _announce(self, kind: str, about: dict[str, Any]) -> None:
+        """Add to the job's events, as soon as the broker and the gateway have room; not once the worker is to leave."""
+        rounds = RoundStore(self.redis, self.seat.job)
+        with contextlib.suppress(OutOfMemoryError):
+            when_there_is_room(lambda: rounds.append(kind, about), self.stop)
 
     def _tell_unfit(self, reason: str) -> None:
         """Tell the control plane why this worker must not get a seat in this job again."""
@@ -131,7 +137,7 @@ class SeatSession:
             "device": self.device,
             "memory_bytes": self.memory.needed_bytes if self.memory else 0,
         }
-        RoundStore(self.redis, self.seat.job).append("unfit", about)
+        self._announce("unfit", about)
         log.error("this machine cannot take part in the job", job=self.seat.job, reason=reason)
 
     def _take_part(self, device_name: str | None) -> str:

@@ -184,9 +184,10 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
         ('redis.call("LTRIM", handed_key, -MOST, -1)', ""),
     ],
     "take_over": [
-        ('if redis.call("LREM", handed_key, 0, session) == 0 then return 0 end', ""),
-        ('if redis.call("EXISTS", handed_inner_key) == 0 then return 0 end', ""),
-        ('redis.call("RENAME", handed_inner_key, inner_key)', ""),
+        ('if redis.call("HGET", sessions_key, worker) ~= session then return 0 end', ""),
+        ('redis.call("LPOP", handed_key)', 'redis.call("LINDEX", handed_key, 0)'),
+        ('if redis.call("EXISTS", inner .. handed) == 1 then', "if true then"),
+        ('redis.call("RENAME", inner .. handed, inner_key)', ""),
     ],
     "finish": [
         ('if redis.call("EXISTS", round_key) == 0 then return 0 end', ""),

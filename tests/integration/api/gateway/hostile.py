@@ -73,11 +73,7 @@ class Scene:
             "announce": {"fence": "", "kind": "left", "event": about},
             "log": {"kept": LINES_KEPT, "kept_bytes": LINE_BYTES_KEPT, "lines": [about]},
             "hand_over": session,
-            "take_over": {
-                "handed_inner_key": job.inner(f"{self.victim}:{THEIRS}"),
-                "inner_key": job.inner(f"{self.worker}:{OURS}"),
-                "session": f"{self.victim}:{THEIRS}",
-            },
+            "take_over": {**session, "inner_key": job.inner(f"{self.worker}:{OURS}")},
         }
         return self.scripts.command(name, job, **{**right[name], **values})
 
@@ -106,7 +102,8 @@ DEBUG SLEEP 0|ACL LIST|ACL WHOAMI|ACL SETUSER x on|AUTH x|AUTH default x|HELLO 3
 CLIENT KILL TYPE normal|CLIENT PAUSE 1|CLIENT TRACKING ON|CLIENT REPLY OFF|CLIENT NO-EVICT ON|CLIENT UNBLOCK 1|MONITOR
 SUBSCRIBE x|PSUBSCRIBE *|SSUBSCRIBE x|PUBLISH x y|SPUBLISH x y|SELECT 1|SWAPDB 0 1|SHUTDOWN NOSAVE|SAVE|BGSAVE
 BGREWRITEAOF|REPLICAOF NO ONE|SLAVEOF h 1|SYNC|PSYNC ? -1|FAILOVER|MIGRATE h 1 k 0 1|MODULE LOAD x|CLUSTER INFO
-RESET|QUIT|INFO|INFO clients|INFO everything|SLOWLOG GET|LATENCY RESET|MEMORY DOCTOR|COMMAND|LOLWUT|WAIT 1 1|ROLE|TIME
+RESET|QUIT|INFO|INFO clients|INFO memory|INFO server memory|INFO everything
+SLOWLOG GET|LATENCY RESET|MEMORY DOCTOR|COMMAND|LOLWUT|WAIT 1 1|ROLE|TIME
 LASTSAVE|READONLY|ASKING|OBJECT HELP|REFUSED x
 """
 PROBES: dict[str, Probe] = {
@@ -271,7 +268,8 @@ PROBES |= {
     "log no JSON": lambda s: [s.call("log", lines=["x"])],
     "log nothing": lambda s: [s.call("log", lines=[])],
     "offer another's state": lambda s: [s.call("hand_over", worker=s.victim, session=THEIRS)],
-    "take over weights": lambda s: [s.call("take_over", handed_inner_key=s.mine.weights(str(ZERO)))],
+    "take over as another": lambda s: [s.call("take_over", worker=s.victim, session=THEIRS)],
+    "see whose inner states are there": lambda s: [["LINDEX", s.mine.handed(), 0]],
     "take over onto another key": lambda s: [s.call("take_over", inner_key=s.mine.round())],
     "take over for another": lambda s: [s.call("take_over", inner_key=s.mine.inner(f"{s.victim}:{OURS}"))],
     "a script on keys of two jobs": lambda s: [_with(s.call("lease"), 4, s.other.sessions())],

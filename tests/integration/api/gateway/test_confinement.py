@@ -202,7 +202,9 @@ def test_a_machine_that_is_banned_as_one_worker_is_banned_as_every_other(stage: 
             assert Wire(far).exchange([first.call("join")])[0][0] == b"banned"
             assert Wire(far).exchange([second.call("join")])[0][0] == b"banned"
         for at[0] in (LEAVING_S - 1, LEAVING_S + 1):  # until then it may leave
-            assert gate.refusal(machine, needs) == (None if at[0] < LEAVING_S else "the worker has no seat in this job")
+            assert gate.refusal(machine, needs) == (
+                None if at[0] < LEAVING_S else "this machine is banned from this job"
+            )
     finally:
         redis.hdel(scene.mine.banned(), first.worker)
         redis.hdel(scene.mine.seats(), first.worker, second.worker)
@@ -258,7 +260,7 @@ def test_a_worker_may_do_all_that_it_needs(stage: Any, tmp_path: Path) -> None:
         exchange = Exchange(far, "sha256:" + "7" * 64, lambda: True, worker)
         assert exchange._exchange("8" * 64, ["9" * 64], memoryview(bytearray(1)), _Answers()) is None
         exchange.close()
-        assert dict(far.info("server")) and dict(far.info("memory"))
+        assert dict(far.info("server"))
         unregister(far, worker)
     assert plane.gateway.refusals.counts[machine] == 0
 

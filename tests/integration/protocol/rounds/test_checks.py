@@ -282,15 +282,15 @@ def test_an_accepted_micro_batch_is_leased_by_nobody_any_more(store: RoundStore,
 # Inner states
 
 
-def test_an_inner_state_is_taken_over_once_and_by_its_name_alone(
+def test_an_inner_state_is_taken_over_once_and_by_a_worker_that_takes_part(
     redis: Redis, reducer: ReducerSession, join: Join
 ) -> None:
     first, second, third = join("a"), join("b"), join("c")
     keys = reducer.keys
     first.hand_over([b"state of a"])
     redis.hset(keys.inner("b:kept"), "0", "not handed over")
-    taken = {"handed_inner_key": keys.inner("b:kept"), "inner_key": keys.inner("c:x"), "session": "b:kept"}
-    assert reducer.scripts.call("take_over", keys, **taken) == 0
+    fenced = {"worker": "c", "session": "x", "inner_key": keys.inner("c:x")}
+    assert reducer.scripts.call("take_over", keys, **fenced) == 0
     assert redis.exists(keys.inner("b:kept")) and not redis.exists(keys.inner("c:x"))
     assert bytes(second.take_over() or b"").endswith(b"state of a")
     assert third.take_over() is None and redis.llen(keys.handed()) == 0

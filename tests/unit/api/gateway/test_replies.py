@@ -35,13 +35,16 @@ class Everything:
     def known(self, *_: object) -> bool:
         return True
 
+    def __getattr__(self, _: str) -> Any:
+        return lambda *_: True
+
 
 def filters(count: int) -> list[CommandFilter]:
     """Filters of a machine's connections, which refuse nothing for want of a seat."""
     unread, unfinished = Unread(), Counter[str]()
     anything: Any = Everything()
     return [
-        CommandFilter("12345678", anything, lambda _: None, Replies(unread), unfinished, lambda: True)
+        CommandFilter("12345678", anything, lambda _: None, Replies(unread), unfinished, lambda: 0, anything)
         for _ in range(count)
     ]
 

@@ -1,0 +1,223 @@
+"""What machines hold in the broker under names of their own: bounded for each machine, and all of it expires.
+
+The gateway counts what passes; the broker is asked for true sizes only where a machine seems to hold too much. A key
+counts from the moment its command passes, and is looked at once the broker has answered: then it is there, or gone.
+"""
+
+import math
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from api.gateway.commands.policy import Own
+from api.text_format import size
+from computeshare.errors import ComputeShareError
+from computeshare.transport.refusals import for_now
+
+MESSAGE_BYTES, MOST_MESSAGES = 1 << 30, 20_000
+"""The most bytes of a machine's messages (staged updates, inner states, probes), beyond what its jobs' rounds may take;
+and the most keys.
+"""
+RECORD_BYTES, MOST_RECORDS = 1 << 26, 10_000
+"""The same for its workers' descriptions and RQ's records of its workers and seats."""
+KEY_BYTES = 200
+"""Of memory that a key takes beyond its content, about."""
+MEASURED_EVERY_S = 1.0
+AGAIN_S = 5.0
+"""Seconds after which a refused machine should try again."""
+FOR_EVER = -1
+"""What the broker says of a key without an expiry."""
+
+
+@dataclass(slots=True)
+class _Key:
+    """A key that a machine has written."""
+
+    own: Own
+    bytes: int = KEY_BYTES
+    pending: int = 0
+    """Commands on the key that the broker has not answered yet."""
+    is_due: bool = False
+    """Whether the broker is to be asked for the key's expiry."""
+    ends: float = 0.0
+    """When the key has expired, by the gateway's clock."""
+
+
+class _Machine:
+    """The keys of one machine, and their sums: of messages (True) and of records (False)."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, _Key] = {}
+        self.bytes, self.count = Counter[bool](), Counter[bool]()
+        self.measured = -math.inf
+
+    def key(self, name: str, own: Own) -> _Key:
+        if (found := self.keys.get(name)) is None:
+            found = self.keys[name] = _Key(own)
+            self.bytes[own.is_message] += found.bytes
+            self.count[own.is_message] += 1
+        return found
+
+    def resize(self, key: _Key, count: int) -> None:
+        self.bytes[key.own.is_message] += count - key.bytes
+        key.bytes = count
+
+    def drop(self, name: str) -> None:
+        key = self.keys.pop(name)
+        self.bytes[key.own.is_message] -= key.bytes
+        self.count[key.own.is_message] -= 1
+
+
+class Holdings:
+    """The keys of all machines at a gateway, from any thread.
+
+    Args:
+        broker: returns a client with the control plane's rights.
+        rounds: the bytes that a round of each job of a machine may take, in all.
+    """
+
+    def __init__(
+        self,
+        broker: Callable[[], Redis],
+        rounds: Callable[[str], int] = lambda machine: 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._broker, self._rounds, self._clock = broker, rounds, clock
+        self._machines: defaultdict[str, _Machine] = defaultdict(_Machine)
+        self._lock = threading.Lock()
+
+    def begin(self, machine: str, name: str, own: Own) -> None:
+        """Note that a command on a key of a machine's is passed on; `end` must follow."""
+        with self._lock:
+            self._machines[machine].key(name, own).pending += 1
+
+    def add(self, machine: str, name: str, count: int) -> None:
+        """Note that so many bytes for a key whose command has begun are passed on."""
+        with self._lock:
+            if key := self._machines[machine].keys.get(name):
+                self._machines[machine].resize(key, key.bytes + count)
+
+    def keep(self, machine: str, names: Iterable[str]) -> None:
+        """Note that these keys, if they are a machine's, live as long again as they may."""
+        now = self._clock()
+        with self._lock:
+            keys = self._machines[machine].keys
+            for key in filter(None, map(keys.get, names)):
+                key.ends = now + key.own.life_s
+
+    def end(self, machine: str, names: Iterable[str]) -> None:
+        """Note that the broker has answered a command on each of these keys, or never will."""
+        with self._lock:
+            for name in names:
+                key = self._machines[machine].keys[name]  # no key is dropped before its commands have ended
+                key.pending -= 1
+                key.is_due = True
+
+    def has_room(self, machine: str, is_message: bool) -> bool:
+        """Whether the machine may hold more, by what was counted."""
+        with self._lock:
+            found = self._machines.get(machine)
+            return found is None or not _is_full(found, is_message)
+
+    def refusal(self, machine: str, is_message: bool) -> str | None:
+        """Why the machine may hold no more at present; None: it may. Asks the broker. Raises RedisError;
+        ComputeShareError: no broker is known.
+        """
+        self._measure(machine)
+        with self._lock:
+            found = self._machines[machine]
+            bytes_held, keys = found.bytes[is_message], found.count[is_message]
+            is_full = _is_full(found, is_message)
+        if not is_full or (is_message and keys < MOST_MESSAGES and bytes_held < self._allowed(machine)):
+            return None
+        return for_now(f"this machine holds {keys} values of {size(bytes_held)} here, the most it may", AGAIN_S)
+
+    def look(self) -> bool:
+        """Give the keys written lately an expiry where they have none, or a longer one than they need, and forget those
+        that are gone. Returns whether that is to be done again; during an outage of the broker it is.
+        """
+        due = self._due()
+        try:
+            left = self._expiring([own for _, _, own in due], [name for _, name, _ in due]) if due else []
+        except (RedisError, ComputeShareError):
+            left = None
+        now = self._clock()
+        with self._lock:
+            for place, (machine, name, _) in enumerate(due):
+                if (key := self._machines[machine].keys.get(name)) is None:
+                    continue
+                if left is None:
+                    key.is_due = True
+                elif left[place] > 0:
+                    key.ends = now + left[place]
+                elif not key.pending and not key.is_due:
+                    self._machines[machine].drop(name)
+            return any(key.is_due or key.pending for found in self._machines.values() for key in found.keys.values())
+
+    def _due(self) -> list[tuple[str, str, Own]]:
+        """The keys to ask the broker for, no more noted as such. Forgets those that have expired."""
+        now, due = self._clock(), []
+        with self._lock:
+            for machine, found in list(self._machines.items()):
+                for name, key in list(found.keys.items()):
+                    if key.is_due:
+                        due.append((machine, name, key.own))
+                        key.is_due = False
+                    elif not key.pending and now >= key.ends:
+                        found.drop(name)
+                if not found.keys:
+                    del self._machines[machine]
+        return due
+
+    def _expiring(self, owns: Sequence[Own], names: Sequence[str]) -> list[float]:
+        """Seconds until each of these keys expires, from now on; 0 or less: it does not exist. Raises as `refusal`."""
+        redis = self._broker()
+        asking, telling = redis.pipeline(transaction=False), redis.pipeline(transaction=False)
+        for name in names:
+            asking.pttl(name)
+        left: list[float] = []
+        for name, own, ms in zip(names, owns, asking.execute(), strict=True):
+            is_endless = ms == FOR_EVER or ms > 1000 * own.life_s
+            if is_endless or (own.is_renewed and 0 < ms < 500 * own.life_s):
+                telling.expire(name, own.life_s)
+                left.append(own.life_s)
+            else:
+                left.append(ms / 1000)
+        telling.execute()
+        return left
+
+    def _measure(self, machine: str) -> None:
+        """Replace what was counted by what the broker says, once in `MEASURED_EVERY_S` at most. Raises as `refusal`."""
+        now = self._clock()
+        with self._lock:
+            found = self._machines[machine]
+            if now - found.measured < MEASURED_EVERY_S:
+                return
+            found.measured = now
+            names = [name for name, key in found.keys.items() if not key.pending]
+        asking = self._broker().pipeline(transaction=False)
+        for name in names:
+            asking.memory_usage(name, samples=0)
+        sizes: list[int | None] = asking.execute()
+        with self._lock:
+            for name, count in zip(names, sizes, strict=True):
+                if (key := found.keys.get(name)) is None or key.pending:
+                    continue
+                if count is None:
+                    found.drop(name)
+                else:
+                    found.resize(key, count)
+
+    def _allowed(self, machine: str) -> int:
+        """Bytes of messages that a machine may hold: its jobs' updates of two rounds, and what else it may send."""
+        return MESSAGE_BYTES + 2 * self._rounds(machine)
+
+
+def _is_full(found: _Machine, is_message: bool) -> bool:
+    most_bytes, most_keys = (MESSAGE_BYTES, MOST_MESSAGES) if is_message else (RECORD_BYTES, MOST_RECORDS)
+    return found.bytes[is_message] >= most_bytes or found.count[is_message] >= most_keys
