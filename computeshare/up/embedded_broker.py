@@ -24,6 +24,10 @@ from computeshare.errors import BrokerError
 from computeshare.runtime.private_files import write_private
 
 START_S = 15.0
+LEAST_UNREAD_BYTES, UNREAD_S = 1 << 30, 600
+"""The least that a client may leave unread (23 messages of 45 MB); half of the limit it may for `UNREAD_S` seconds."""
+PUBSUB_BYTES = 32 << 20
+"""The same for a client that listens to a channel, on which orders of some hundred bytes are sent."""
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 """Lets glibc keep the memory freed after a round for the next round's values: page faults cost more than the copies."""
 _DAMAGE = (
@@ -240,8 +244,17 @@ class EmbeddedBroker:
             f'dir "{self.data_dir or self.place.folder}"',
             f"maxmemory {self.maxmemory_bytes}",
             "maxmemory-policy noeviction",
+            f"client-output-buffer-limit normal {self._unread_bytes} {self._unread_bytes // 2} {UNREAD_S}",
+            f"client-output-buffer-limit pubsub {PUBSUB_BYTES} {PUBSUB_BYTES // 4} 60",
         ]
         return "\n".join(lines) + "\n"
+
+    @property
+    def _unread_bytes(self) -> int:
+        """How much a client may have asked for and not read, before it is cut: half of the memory, which is more than
+        the weights of any job that fits.
+        """
+        return max(LEAST_UNREAD_BYTES, (self.maxmemory_bytes or psutil.virtual_memory().total) // 2)
 
     def _release_watcher(self) -> None:
         """End the watcher without killing the server."""

@@ -12,7 +12,9 @@ import pytest
 from redis import Redis
 from redis.exceptions import RedisError
 
-from computeshare.up.embedded_broker import EmbeddedBroker, Place, can_listen
+from computeshare.up import embedded_broker
+from computeshare.up.embedded_broker import PUBSUB_BYTES, UNREAD_S, EmbeddedBroker, Place, can_listen
+from tests.support.requirements import lacking
 from tests.support.wait import wait_until
 
 
@@ -143,3 +145,22 @@ def test_a_tail_that_was_cut_off_is_no_damage(tmp_path: Path) -> None:
         assert list(tmp_path.glob("broker-damaged-*")) == []
     finally:
         broker.stop()
+
+
+@pytest.mark.parametrize("kind", ["valkey", "redis"])
+def test_a_client_that_does_not_read_is_cut_but_a_large_model_is_not(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "redis":
+        server = shutil.which("redis-server") or lacking("no redis-server")
+        monkeypatch.setattr(embedded_broker, "find_server", lambda: server)
+    for memory, most in ((100 << 20, 1 << 30), (8 << 30, 4 << 30)):
+        broker = EmbeddedBroker.start(tmp_path / "log", maxmemory_bytes=memory)
+        try:
+            with Redis.from_url(broker.url) as redis:
+                limits = redis.config_get("client-output-buffer-limit")["client-output-buffer-limit"].split()
+            of_kind = {limits[at]: [*map(int, limits[at + 1 : at + 4])] for at in range(0, len(limits), 4)}
+            assert of_kind["normal"] == [most, most // 2, UNREAD_S]
+            assert of_kind["pubsub"] == [PUBSUB_BYTES, PUBSUB_BYTES // 4, 60]
+        finally:
+            broker.stop()
