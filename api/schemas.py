@@ -145,6 +145,10 @@ class JobPublic(_Answer):
         "`privacy.delta`; null without `privacy`, or above 1000"
     )
     epsilon_total: float | None = Field(description="the same for the job's last version")
+    warnings: list[str] = Field(
+        default_factory=list,
+        description="what could spoil the job, and what to do; in the answer to its creation alone",
+    )
     forked_from: ForkedFrom | None = Field(description="null for a job that started from its seed")
     chosen: str | None = Field(description="why its codecs or precision were chosen; null unless one was auto")
     samples_per_s: float = Field(

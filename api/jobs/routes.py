@@ -74,7 +74,7 @@ def create_job(spec: JobSpec, service: JobsDep, response: Response, key: Idempot
     """Create a job; the scheduler gives it workers as they become free."""
     job = service.create(spec, key)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
-    return job
+    return job.model_copy(update={"warnings": service.warnings(JobSpec.model_validate(job.spec))})
 
 
 @router.get("")

@@ -133,6 +133,16 @@ class Jobs:
         spec = self._trials.completed(spec) if self._trials else spec
         return spec.with_audits(spec.audit is None and self._invited(spec.queue))
 
+    def warnings(self, spec: JobSpec) -> list[str]:
+        """What could spoil a job with this specification, and what to do."""
+        if spec.sharers or not self._invited(spec.queue):
+            return []
+        until = "" if spec.audit == 0 else " before an audit finds it"
+        return [
+            f"Invited machines serve this queue, and a single bad machine can spoil this job{until}: to tolerate a "
+            'minority of them, set at least 3 minimum workers (workers.min) and {"strategy": {"combine": "median"}}'
+        ]
+
     def with_own_data(self, spec: JobSpec) -> JobSpec:
         """The specification with the facts of its data set if a user added that, without looking elsewhere. Raises
         InvalidFields.

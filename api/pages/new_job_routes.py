@@ -10,9 +10,8 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from redis.exceptions import RedisError
 
 from api.datasets.service import Datasets
-from api.deps import DatasetsDep, FleetDep, InvitesDep, JobsDep, RecipesDep
+from api.deps import DatasetsDep, FleetDep, JobsDep, RecipesDep
 from api.errors import Conflict, InvalidFields
-from api.fleet.invites import InviteService
 from api.fleet.service import Fleet
 from api.jobs.service import Jobs, fingerprint_of
 from api.pages import job_form
@@ -47,7 +46,6 @@ class Parts:
     fleet: Fleet
     datasets: Datasets
     recipes: Recipes
-    invites: InviteService
 
     def with_own_data(self, filled: job_form.Filled) -> job_form.Filled:
         """The form with the facts of the user's own data set, or with an error that says why it cannot be used."""
@@ -66,8 +64,8 @@ class Parts:
         return {"model": {"images": "resnet20", "text": "gpt"}.get(facts.kind, "mlp")}
 
 
-def _parts(jobs: JobsDep, fleet: FleetDep, datasets: DatasetsDep, recipes: RecipesDep, invites: InvitesDep) -> Parts:
-    return Parts(jobs, fleet, datasets, recipes, invites)
+def _parts(jobs: JobsDep, fleet: FleetDep, datasets: DatasetsDep, recipes: RecipesDep) -> Parts:
+    return Parts(jobs, fleet, datasets, recipes)
 
 
 PartsDep = Annotated[Parts, Depends(_parts)]
@@ -145,7 +143,7 @@ def _form(
         "queues": serving or {},
         "unserved": serving is not None and not serving.get(queue) and "queue" not in filled.errors,
         "own": parts.datasets.names(),
-        "trusting": spec is not None and not spec.sharers and parts.invites.have_joined(spec.queue),
+        "warnings": parts.jobs.warnings(spec) if spec else [],
         "origin": origin,
         "key": filled.values.get("key") or secrets.token_urlsafe(16),
         "shown": shown_as(spec.model_dump(mode="json"), request) if spec else {},

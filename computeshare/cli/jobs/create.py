@@ -75,6 +75,8 @@ def create(
             document |= choice.tried(client, settings(url, home).bundles_dir, checked.seed, checked.dataset)
             spec_options.check(document)
         job = client.create(document, idempotency_key)
+        for warning in job.get("warnings", ()):
+            print(f"warning: {plain(warning)}", file=sys.stderr)
         created = f"{plain(job['id'])}  {page_url(client, job['id'])}"
         if watch:
             print(created, file=sys.stderr if as_json else sys.stdout)

@@ -93,6 +93,7 @@ class Job(TypedDict):
     samples_per_s: float
     reducer: NotRequired[Reducer | None]
     forked_from: NotRequired[ForkedFrom | None]
+    warnings: NotRequired[list[str]]
     workers: int
     accepted: int
     stale: int

@@ -17,11 +17,13 @@ from websockets.sync.client import connect as websocket
 
 from api.gateway.app import Limits
 from api.gateway.relay import REVOKED, SLOW
+from computeshare.cli.main import app as cli
 from computeshare.errors import SettingsError
 from computeshare.queue import WorkerInfo, register
 from computeshare.queue.rq_keys import RqKeys
 from computeshare.runtime.signatures import SigningKey
 from computeshare.settings import Settings
+from computeshare.terminal.command import run
 from computeshare.transport.connections import by_loopback, connect, is_next_door
 from computeshare.transport.forwarder import Forwarder, GatewayAccess
 from computeshare.transport.machine_key import MachineKey
@@ -122,6 +124,35 @@ def test_the_list_of_workers_says_what_a_joined_machine_has_sent_and_received(
     wait_until(lambda: min(each or 0 for each in moved()["far"]) > len(blob))
     assert moved()["anna's mac"] == (None, None)
     assert "↑&nbsp;10" in plane.owner.get("/workers", headers={"Accept": "text/html"}).text
+
+
+def test_a_job_that_one_bad_machine_could_spoil_is_created_with_a_warning(
+    plane: Plane, tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = {"dataset": "digits", "model": "mlp", "queue": "mnist", "rounds": 2, "micro_batches_per_round": 3}
+
+    def warnings(**more: Any) -> list[str]:
+        made = plane.owner.post("/v1/jobs", json={**wanted, **more}).json()
+        assert plane.owner.get(f"/v1/jobs/{made['id']}").json()["warnings"] == []
+        return list(made["warnings"])
+
+    assert warnings() == []
+    machine, _ = plane.joined(tmp_path)
+    with connect(redis_url) as direct:
+
+        def is_heard() -> bool:
+            register(direct, WorkerInfo(f"{machine}work", "far", "cpu", ("mnist",), {}, 1, "host", 1))
+            return bool(plane.app.state.services.invites.have_joined("mnist"))
+
+        wait_until(is_heard)
+    [said] = warnings()
+    assert "can spoil this job before an audit finds it: to tolerate a minority" in said
+    assert "before an audit" not in warnings(audit=0)[0]
+    assert warnings(workers={"min": 3, "max": 3}, strategy={"kind": "sync", "combine": "median"}) == []
+    monkeypatch.setenv("COMPUTESHARE_URL", plane.url)
+    monkeypatch.setenv("COMPUTESHARE_TOKEN", plane.owner.headers["Authorization"].removeprefix("Bearer "))
+    assert run(cli, ["jobs", "create", "--dataset", "digits", "--model", "mlp", "--queue", "mnist"]) == 0
+    assert f"warning: {said}" in capsys.readouterr().err
 
 
 def test_wrong_ids_are_refused_and_then_slowed_down(plane: Plane, tmp_path: Path) -> None:

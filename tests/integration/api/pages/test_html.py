@@ -328,8 +328,7 @@ def test_the_form_makes_a_job_once_and_shows_what_is_wrong(pages: Pages) -> None
 def test_the_form_says_when_one_bad_machine_could_spoil_the_job(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
     filled = {"dataset": "digits", "model": "mlp", "queue": "lab", "micro_batches_per_round": "3", "micro_batch": "479"}
     assert "can spoil this job" not in pages.client.post("/new/check", data=filled).text
-    for place, name in ((pages.services.invites, "have_joined"), (pages.services.jobs, "_invited")):
-        monkeypatch.setattr(place, name, lambda queue: queue == "lab")
+    monkeypatch.setattr(pages.services.jobs, "_invited", lambda queue: queue == "lab")
     assert "can spoil this job" in pages.client.post("/new/check", data=filled).text
     assert "can spoil this job" not in pages.client.post("/new/check", data=filled | {"queue": "mine"}).text
     robust = filled | {"workers.min": "3", "more": '{"strategy": {"combine": "median"}}'}
