@@ -96,7 +96,7 @@ class Services:
         certificate = Certificate.of(settings)
         self.invites.fingerprint = certificate.fingerprint if certificate else ""
         self.invites.key_pin = certificate.key_pin if certificate else ""
-        self.health = HealthService(self.database, self.broker, self.control, settings.run_path)
+        self.health = HealthService(self.database, self.broker, self.control, settings.run_path, settings.evaluator)
         self.telemetry = Telemetry(self.database, self.broker)
 
     def _is_stopping(self) -> bool:

@@ -29,6 +29,10 @@ class NoEvaluator(ComputeShareError):
     """No evaluator runs, or none has time, to do what was asked."""
 
 
+class ScorerGone(ComputeShareError):
+    """The worker that was to score a checkpoint is gone, or scores no more: another one may score it."""
+
+
 class VersionError(ComputeShareError):
     """This process and the control plane have incompatible versions."""
 

@@ -89,6 +89,7 @@ class Settings(BaseSettings):
     )
     recipes: bool = Field(False, description="whether this machine runs recipes, the code of users, in confinement")
     recipe: str = Field("", description="single recipes that a worker runs, by their digests: sha256:...,sha256:...")
+    evaluator: bool = Field(True, description="whether `up` starts an evaluator; without one, idle workers score")
     unconfined: bool = Field(False, description="whether recipes run even where nothing can confine them")
     step_limit: float = Field(600, gt=0, description="how many seconds a step of a recipe may take on this machine")
     upgrade: bool = Field(False, description="whether a worker installs the control plane's version in its place")

@@ -23,6 +23,7 @@ from api.stored_specs import refusal_of, spec_of
 from api.tables import ACTIVE, Invite, Job, Machine, SeatRow, WorkerStat
 from computeshare.jobspec.spec import QUEUE_PATTERN
 from computeshare.queue import Seat, WorkerInfo, list_workers
+from computeshare.queue.seats import SCORING
 from computeshare.types import ENDED, machine_of
 
 NOTHING = (None, None)
@@ -260,9 +261,10 @@ def _offline(row: Machine, figures: _Figures) -> WorkerPublic:
 
 
 def _seats_held(session: Session) -> dict[str, int]:
-    """The number of seats that each job holds, without the seats whose workers were asked to leave."""
+    """The number of seats that train each job, without the seats whose workers were asked to leave."""
     query = select(col(SeatRow.job_id), func.count())
     query = query.where(col(SeatRow.ended_ms).is_(None), col(SeatRow.leaving_ms).is_(None))
+    query = query.where(col(SeatRow.number) != SCORING)
     rows = session.execute(query.group_by(col(SeatRow.job_id)))
     return {row[0]: row[1] for row in rows}
 

@@ -26,27 +26,44 @@ from api.publication.outbox import SEAT, Courier
 from api.publication.publication import Published, Publisher, broker_states
 from api.scheduler.demand import Stored, demands_of, is_finished
 from api.scheduler.eligibility import Excluded, excluded
-from api.scheduler.machines import DISMISSED, Roll, confined
+from api.scheduler.machines import DISMISSED, Roll, admitted_machines, confined
 from api.scheduler.reasons import STARTING_MS, Situation, reason
-from api.scheduler.seat_planner import Action, Available, Demand, HeldSeat, Past, QueueShare, decide_seats, fair_shares
+from api.scheduler.scores.seat_evaluators import SeatEvaluators
+from api.scheduler.scores.seat_plan import WAIT_MS, Waiting, plan, unscored, waiting_of
+from api.scheduler.seat_planner import (
+    Action,
+    Available,
+    Demand,
+    HeldSeat,
+    Issue,
+    Past,
+    QueueShare,
+    decide_seats,
+    fair_shares,
+)
 from api.scheduler.seat_writer import place
 from api.scheduler.shortage import shortages
 from api.stored_specs import refusal_of, spec_of
 from api.tables import ACTIVE, JOB, TELLING, WORKER, Event, table
+from computeshare.checkpoints.offers import Offers
 from computeshare.checkpoints.retention import Retention
 from computeshare.checkpoints.store import Artifacts
+from computeshare.jobspec.machine_needs import device_type
 from computeshare.protocol import handshake
 from computeshare.protocol.keys import EVALUATOR, RECIPE_EVALUATOR
 from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import Orders, Seat, SeatQueue, WorkerInfo, give_orders, list_workers
+from computeshare.queue.seats import SCORING
 from computeshare.runtime.signatures import SigningKey
-from computeshare.types import ENDED
+from computeshare.types import ENDED, machine_of
 
 CALM_MS = 12_000
 """How long after an outage no worker is taken for dead: each worker needs time for its next heartbeat."""
 RETIRED_MS = 60_000
 """How long after a job's end its keys are deleted: every process has noticed the end by then."""
 RECONCILE_MS = 5000
+STAYING = ("queued", "started")
+"""The states of seats that may be asked for scores."""
 TIDY_MS = 600_000
 REMOVED = "a user removed this worker; start it again to have it back"
 EVENT = table(Event).c
@@ -58,8 +75,12 @@ log = structlog.get_logger()
 class Dispatcher:
     """Delivers the outbox, keeps jobs published, issues seats, and records why a job is not running."""
 
-    def __init__(self, database: Database, artifacts_dir: Path, key: SigningKey | None = None) -> None:
+    def __init__(
+        self, database: Database, artifacts_dir: Path, key: SigningKey | None = None, offers: Offers | None = None
+    ) -> None:
+        """`offers`: through which workers that score get checkpoints; None: no worker scores."""
         self._database = database
+        self._scores = SeatEvaluators(artifacts_dir, offers) if offers else None
         self._artifacts_dir = artifacts_dir
         self._jobs = Jobs(database, artifacts_dir)
         self._courier = Courier(database, artifacts_dir, key)
@@ -96,6 +117,11 @@ class Dispatcher:
             self._courier.deliver(redis)
         self._order(redis, {w.id for w in workers}, off)
         self._look_after(redis, stored, published, now)
+
+    def rest(self) -> None:
+        """Leave the loop to another control plane."""
+        if self._scores:
+            self._scores.stop()
 
     def _readable(self, stored: Stored) -> Stored:
         """Without the jobs whose specification this release cannot read: they wait, and their reason says why."""
@@ -139,17 +165,23 @@ class Dispatcher:
         refused: dict[str, str],
     ) -> tuple[list[Action], dict[str, Situation]]:
         workers = [Available(w.id, w.queues, w.seat, w.resting, off.get(w.id, "")) for w in registered if not w.refusal]
-        held = self._held(redis, stored, {w.id: w for w in workers}, now)
+        seats = self._held(redis, stored, {w.id: w for w in workers}, now)
+        held = [seat for seat in seats if seat.number != SCORING]
+        scoring = [seat for seat in seats if seat.number == SCORING]
         if now <= self._calm_until:
             heard = {w.id for w in registered}
-            workers += [Available(s.worker, (), s.id) for s in held if s.worker not in heard]
+            workers += [Available(s.worker, (), s.id) for s in seats if s.worker not in heard]
         demands = demands_of(stored, published, registered, now)
-        past = [Past(s.id, s.job_id, s.worker, s.state, now - s.ended_ms) for s in stored.past]
+        ended = {s.id: Past(s.id, s.job_id, s.worker, s.state, now - s.ended_ms) for s in stored.past}
+        past = [ended[s.id] for s in stored.past if s.number != SCORING]
         with self._database.engine.connect() as connection:
             out = excluded(connection, registered, now)
+            invited = admitted_machines(connection)
         for job_id, why in out.hopeless.items():
             RoundStore(redis, job_id).append("failed", {"error": why, "detail": ""})
-        share = fair_shares(demands, workers, held, past, out.now)
+        score = {seat.worker for seat in scoring}
+        train = [worker for worker in workers if worker.id not in score]
+        share = fair_shares(demands, train, held, past, out.now)
         refused |= self._publish(redis, stored, published, demands, share)
         due = {job_id: its.due if published[job_id].known else 0 for job_id, its in share.items()}
         short = [job_id for job_id, its in share.items() if its.holds < its.due]
@@ -159,8 +191,43 @@ class Dispatcher:
         for key in self._evaluators_seen:
             if redis.exists(key):
                 self._evaluators_seen[key] = now
-        situations = self._situations(stored, published, missing, out, now)
-        return decide_seats(demands, workers, held, past, out.now, due), situations
+        actions = decide_seats(demands, train, held, past, out.now, due)
+        own = [worker for worker in workers if machine_of(worker.id) not in invited] if self._scores else []
+        situations = self._situations(stored, published, missing, out, now, own)
+        if self._scores:
+            fast = {w.id for w in registered if device_type(w.device) != "cpu"}
+            actions += plan(
+                self._waiting_scores(redis, self._scores, stored, published, scoring, now),
+                demands,
+                sorted(workers, key=lambda worker: worker.id not in fast),
+                held,
+                scoring,
+                [action for action in actions if isinstance(action, Issue)],
+                [ended[s.id] for s in stored.past if s.number == SCORING],
+                out.now,
+                {worker.id for worker in workers} - {worker.id for worker in own},
+            )
+        return actions, situations
+
+    def _waiting_scores(
+        self,
+        redis: Redis,
+        scores: SeatEvaluators,
+        stored: Stored,
+        published: Mapping[str, Published],
+        scoring: Sequence[HeldSeat],
+        now: int,
+    ) -> list[Waiting]:
+        """The jobs whose checkpoints wait for workers; serves the workers that score."""
+        jobs = [job for job in stored.jobs if published[job.id].known]
+        scores.keep(redis, [Seat.parse(seat.id) for seat in scoring if seat.state in STAYING], {job.id for job in jobs})
+        with self._database.engine.connect() as connection:
+            found = unscored(connection, jobs)
+        before = {job.id: now - WAIT_MS if self._has_evaluator(job, now) else now for job in jobs}
+        return waiting_of(redis, jobs, found, scores.memory.done(), scoring, before)
+
+    def _has_evaluator(self, job: Any, now: int) -> bool:
+        return now - self._evaluators_seen[_evaluator_of(job)] <= STARTING_MS
 
     def _publish(
         self,
@@ -184,6 +251,7 @@ class Dispatcher:
         missing: Mapping[str, str | None],
         out: Excluded,
         now: int,
+        own: Sequence[Available],
     ) -> dict[str, Situation]:
         present = {row.job_id for row in stored.present}
         known = [job_id for job_id, its in published.items() if its.known]
@@ -198,7 +266,8 @@ class Dispatcher:
                 waited_ms=now - self._known_since.get(job.id, now),
                 trouble=out.trouble(job.id),
                 no_room=published[job.id].no_room,
-                evaluator=now - self._evaluators_seen[_evaluator_of(job)] <= STARTING_MS,
+                evaluator=self._has_evaluator(job, now)
+                or any(job.queue in w.queues and w.works and (job.id, w.id) not in out.now for w in own),
                 is_recipe=bool(job.spec.get("recipe")),
                 unscored=self._unscored(job.id)
                 if job.spec.get("recipe") or is_finished(job, published[job.id])

@@ -19,6 +19,7 @@ from computeshare.jobspec.machine_needs import Needs, device_type
 from computeshare.jobspec.memory_estimate import does_not_fit, seat_bytes
 from computeshare.jobspec.spec import JobSpec
 from computeshare.queue import WorkerInfo
+from computeshare.queue.seats import SCORING
 from computeshare.types import machine_of
 
 TRIED_MS = 3 * 3600 * 1000
@@ -194,11 +195,12 @@ def _least_bytes(spec: str, device: str) -> int:
 
 
 def _tries(connection: Connection, now_ms: int) -> list[Try]:
-    """Seats of active jobs, oldest first: ended within `TRIED_MS`, or the last seat with which a worker joined."""
+    """Seats for training, oldest first: ended within `TRIED_MS`, or the last seat with which a worker joined."""
     joined = (WORKER.c.job_id == SEAT.c.job_id) & (WORKER.c.worker == SEAT.c.worker) & (WORKER.c.seat == SEAT.c.id)
     query = select(SEAT.c.job_id, SEAT.c.worker, SEAT.c.state, WORKER.c.seat.is_not(None), SEAT.c.ended_ms)
     query = query.join(JOB, JOB.c.id == SEAT.c.job_id).outerjoin(WORKER, joined)
     query = query.where(JOB.c.status.in_(ACTIVE), (SEAT.c.ended_ms > now_ms - TRIED_MS) | WORKER.c.seat.is_not(None))
+    query = query.where(SEAT.c.number != SCORING)
     return [Try(*row) for row in connection.execute(query.order_by(SEAT.c.created_ms, SEAT.c.attempt))]
 
 

@@ -81,13 +81,15 @@ class Roll:
         _tally(connection, there, now)
         if calm:
             return
-        for gone, new in successions(connection.execute(select(MACHINE)).all(), there, _admitted(connection)).items():
+        for gone, new in successions(
+            connection.execute(select(MACHINE)).all(), there, admitted_machines(connection)
+        ).items():
             _succeed(connection, gone, new)
         forgotten = (MACHINE.c.noted_ms < now - KEPT_MS) & MACHINE.c.worker.not_in(list(there))
         connection.execute(delete(MACHINE).where(forgotten))
 
 
-def _admitted(connection: Connection) -> set[str]:
+def admitted_machines(connection: Connection) -> set[str]:
     """The ids of all machines at the gateway, also of those whose invites were withdrawn since."""
     used = select(AUDIT.c.subject).where(AUDIT.c.action == "invite.use")
     return set(connection.scalars(select(INVITE.c.id).where(INVITE.c.gateway).union(used)))

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 STARTING_MS = 20_000
 """How long reducers may take to notice a job, and evaluators to start, before the page says so."""
 NO_EVALUATOR = "no evaluator is running"
-START_EVALUATOR = "start computeshare-evaluator, or use computeshare up"
+START_EVALUATOR = "start computeshare-evaluator or a worker of your own, or use computeshare up"
 NO_RECIPE_EVALUATOR = "no evaluator that runs recipes is running"
-START_RECIPE_EVALUATOR = "start computeshare-evaluator --recipes, or use computeshare up"
+START_RECIPE_EVALUATOR = "start computeshare-evaluator or a worker of your own, with --recipes, or use computeshare up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Situation:
     no_room: str | None = None
     """Why the broker's memory does not let the job start or go on, if so."""
     evaluator: bool = True
-    """An evaluator runs, and runs recipes if the job trains one."""
+    """An evaluator or a worker that may score runs, and runs recipes if the job trains one."""
     is_recipe: bool = False
     """The job trains a recipe."""
     unscored: str | None = None

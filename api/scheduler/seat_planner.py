@@ -172,7 +172,7 @@ def decide_seats(
     chosen: dict[str, list[str]] = {}
     for worker in floor.free:
         job_id = owners.get(worker.id)
-        if job_id is not None and not _pause_ms(job_id, worker.id, floor.past):
+        if job_id is not None and not pause_ms(job_id, worker.id, floor.past):
             chosen.setdefault(job_id, []).append(worker.id)
     for job_id in (demand.job_id for demand in demands if demand.job_id in chosen):
         taken = {seat.number for seat in floor.kept if seat.job_id == job_id}
@@ -221,7 +221,7 @@ class _Floor:
     ) -> "_Floor":
         alive = {worker.id: worker for worker in workers}
         wanted = {demand.job_id: demand for demand in demands}
-        closed = [close for seat in held if (close := _close(seat, alive.get(seat.worker), wanted.get(seat.job_id)))]
+        closed = [close for seat in held if (close := closing(seat, alive.get(seat.worker), wanted.get(seat.job_id)))]
         gone = {close.seat_id for close in closed}
         kept = [seat for seat in held if seat.id not in gone]
         past = [*past, *(Past(s.id, s.job_id, s.worker, s.state, 0) for s in held if s.id in gone and not s.leaving)]
@@ -269,7 +269,7 @@ def _wants(
     """
     wanted_by = Counter(worker for demand in demands for worker in demand.prefers)
     pausing = {(seat.job_id, seat.worker) for seat in past}
-    barred = [*out, *(pair for pair in pausing if _pause_ms(*pair, past) > BRIEF_MS)]
+    barred = [*out, *(pair for pair in pausing if pause_ms(*pair, past) > BRIEF_MS)]
     barred_of, mine_of = _by_job(barred), _by_job((job_id, worker) for worker, job_id in owners.items())
     queues = {queue for worker in workers for queue in worker.queues}
     lines = {queue: tuple(w.id for w in workers if queue in w.queues) for queue in queues}
@@ -298,7 +298,7 @@ def _by_job(pairs: Iterable[Pair]) -> dict[str, set[str]]:
     return found
 
 
-def _close(seat: HeldSeat, worker: Available | None, demand: Demand | None) -> Close | None:
+def closing(seat: HeldSeat, worker: Available | None, demand: Demand | None) -> Close | None:
     """The action that closes a seat which is over; None if it is not."""
     if seat.state in ("finished", "failed"):
         return Close(seat.id, "left" if seat.leaving else seat.state, stop=False)
@@ -316,7 +316,7 @@ def _close(seat: HeldSeat, worker: Available | None, demand: Demand | None) -> C
     return Close(seat.id, "lost", stop=True) if stuck else None
 
 
-def _pause_ms(job_id: str, worker: str, past: Sequence[Past]) -> int:
+def pause_ms(job_id: str, worker: str, past: Sequence[Past]) -> int:
     """The remaining wait of a worker whose seats in a job keep ending: 1 s, 2 s, 4 s, ... after the last end."""
     mine = (seat for seat in past if seat.job_id == job_id and seat.worker == worker)
     ends = [seat.ended_ms_ago for seat in mine if seat.state in ("finished", "failed")]

@@ -53,12 +53,14 @@ def _leave(connection: Connection, leave: Leave, now: int) -> None:
     mine = (SEAT.c.id == leave.seat_id) & SEAT.c.ended_ms.is_(None) & SEAT.c.leaving_ms.is_(None)
     if connection.execute(update(SEAT).where(mine).values(leaving_ms=now, left_to=leave.to)).rowcount:
         seat = Seat.parse(leave.seat_id)
+        log.info("seat to leave", seat=seat.id, why=leave.why, to=leave.to)
+        if seat.scores:  # the timeline tells of training
+            return
         about = {"worker": seat.worker, "why": leave.why, "to": leave.to}
         event = {"job_id": seat.job, "stream_id": None, "type": "recalled", "at_ms": now, "data": about}
         connection.execute(insert(table(Event)), event)
         changed = {"revision": JOB.c.revision + 1, "updated_ms": now}
         connection.execute(update(JOB).where(JOB.c.id == seat.job).values(changed))
-        log.info("seat to leave", seat=seat.id, why=leave.why, to=leave.to)
 
 
 def _to_do(connection: Connection, seat: Seat, kind: str, now: int) -> None:

@@ -25,6 +25,7 @@ from api.system.unused_bundles import UnusedBundles
 from api.webhooks.notifier import Notifier
 from computeshare.bundles.piece_server import PieceServer
 from computeshare.bundles.store import BundleStore
+from computeshare.checkpoints.offers import Offers
 from computeshare.errors import ComputeShareError
 from computeshare.protocol.keys import CONTROL_LOCK
 from computeshare.runtime.signatures import SigningKey
@@ -80,12 +81,13 @@ class Background:
         """`copy_to`: the address to which checkpoints are copied; None: nowhere. `key`: it signs seats and recipes."""
         self._broker = broker
         self._notifier = notifier
-        self._dispatcher = Dispatcher(database, artifacts_dir, key)
+        offers = Offers(bundles)
+        self._dispatcher = Dispatcher(database, artifacts_dir, key, offers)
         self._projector = Projector(database, artifacts_dir)
         self._collector = Collector(database)
         self._stop = threading.Event()
         self._backups = Backups(database.file, self._stop)
-        self._pieces = PieceServer(bundles)
+        self._pieces = PieceServer(offers)
         self._unused_bundles = UnusedBundles(database, bundles)
         self._copies = Copies(database, artifacts_dir, copy_to, self._stop)
         self._wake = threading.Event()
@@ -114,6 +116,7 @@ class Background:
         self._wake.set()
         for thread in self._threads:
             thread.join(timeout=10)
+        self._dispatcher.rest()
         self._notifier.close()
         if self._lock:
             with contextlib.suppress(RedisError, LockError):  # it expires by itself
@@ -159,6 +162,8 @@ class Background:
         redis = self._broker.client()
         if self._lead(redis):
             self._dispatcher.step(redis)
+        else:
+            self._dispatcher.rest()
 
     def _project(self) -> None:
         if self.leading:

@@ -25,8 +25,13 @@ PATIENCE_MS = 15_000
 class HealthService:
     """Checks each dependency when asked."""
 
-    def __init__(self, database: Database, broker: Broker, control: Background, run_path: Path) -> None:
-        """`run_path` is where `computeshare up` names its processes, if it started this one."""
+    def __init__(
+        self, database: Database, broker: Broker, control: Background, run_path: Path, evaluator: bool
+    ) -> None:
+        """`run_path` is where `computeshare up` names its processes, if it started this one; `evaluator`: whether an
+        evaluator is among them.
+        """
+        self._others = {"reducer", "evaluator"} if evaluator else {"reducer"}
         self._database, self._broker, self._control = database, broker, control
         self._run_path, self._started = run_path, False
 
@@ -58,7 +63,10 @@ class HealthService:
     def _reducer(self) -> tuple[bool, str]:
         self._started = self._started or not self._is_starting()
         if not self._started:
-            return False, "computeshare up is starting reducers and evaluator: wait some seconds"
+            return (
+                False,
+                f"computeshare up is starting {' and '.join(sorted(self._others, reverse=True))}: wait some seconds",
+            )
         old = col(Job.created_ms) < now_ms() - PATIENCE_MS
         query = select(col(Job.id)).where(col(Job.status).in_(("queued", "running")), old).limit(100)
         with self._database.read() as session:
@@ -75,7 +83,7 @@ class HealthService:
         """Whether this process's `computeshare up` has not started all others yet: its run.json lacks some."""
         run = RunFile.read(self._run_path)
         mine = run is not None and os.getppid() in run.pids.get("up", [])
-        return run is not None and mine and not {"reducer", "evaluator"} <= run.pids.keys()
+        return run is not None and mine and not self._others <= run.pids.keys()
 
 
 def _is_looked_after(job: Published) -> bool:

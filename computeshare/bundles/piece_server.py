@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 from redis import Redis
 
 from computeshare.bundles.exchange import AHEAD, KEYS_LIFE_S, REFUSED
-from computeshare.bundles.manifest import DIGEST
-from computeshare.bundles.store import BundleStore
+from computeshare.bundles.manifest import DIGEST, Manifest
 from computeshare.errors import BundleError
 from computeshare.protocol import keys
 from computeshare.types import machine_of
@@ -36,6 +35,19 @@ LONGEST_WANT = 1000
 DOUBTED = "!"
 """Stands before a piece that arrived damaged."""
 log = structlog.get_logger()
+
+
+class Pieces(Protocol):
+    """Where pieces are read, as in a `BundleStore`."""
+
+    def manifest(self, digest: str) -> Manifest:
+        """A bundle's manifest. Raises BundleMissing."""
+
+    def piece(self, digest: str, piece: str) -> bytes:
+        """A piece's bytes. Raises BundleMissing."""
+
+    def piece_bytes(self, digest: str, piece: str) -> int:
+        """A piece's size. Raises BundleMissing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +95,7 @@ class PieceServer:
     """Answers wants from a store; for one thread."""
 
     def __init__(
-        self, store: BundleStore, room_bytes: int = ROOM_BYTES, clock: Callable[[], float] = time.monotonic
+        self, store: Pieces, room_bytes: int = ROOM_BYTES, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._store, self._room_bytes, self._clock = store, room_bytes, clock
         self._offers: dict[str, _Offer] = {}

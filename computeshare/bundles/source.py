@@ -41,6 +41,16 @@ def described(source: Path, progress: Progress | None = None, copy_to: Path | No
         raise BundleError(plain_errors(error.errors(include_url=False))[0]["msg"]) from error
 
 
+def file_entry(name: str, path: Path) -> FileEntry:
+    """A file's entry in a manifest, under another name. Raises OSError."""
+    pieces, size = [], 0
+    with open(path, "rb") as file:
+        while piece := file.read(PIECE_BYTES):
+            pieces.append(hashlib.sha256(piece).hexdigest())
+            size += len(piece)
+    return FileEntry(path=name, size=size, pieces=tuple(pieces))
+
+
 def pieces_of(source: Path, manifest: Manifest) -> Iterator[tuple[str, bytes]]:
     """Each piece's name and bytes. Raises BundleError: a file changed since the manifest was made."""
     paths = listed(source)

@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -108,6 +108,13 @@ class Artifacts:
         if not JOB_ID.fullmatch(job_id):
             raise ValueError(f"not a job's id: {job_id[:100]!r}")
         self.folder = root / job_id
+
+    @classmethod
+    def at(cls, folder: Path) -> Self:
+        """Checkpoints in another folder, such as one that was fetched."""
+        found = cls.__new__(cls)
+        found.folder = folder
+        return found
 
     def path(self, token: Token, name: str = "") -> Path:
         return self.folder / str(token) / name

@@ -300,8 +300,16 @@ class JobKeys:
         return self._key("logs")
 
     def scoring(self, token: str) -> str:
-        """string: id of the evaluator that scores a checkpoint; expires."""
+        """string: id of the evaluator, or of the scoring seat, that scores a checkpoint; expires."""
         return self._key("scoring", token)
+
+    def score_requests(self, seat: str) -> str:
+        """list: what a scoring seat is asked to score next (JSON); expires."""
+        return self._key("score_requests", seat)
+
+    def score_answer(self, request: str) -> str:
+        """list: the answer to such a request (JSON); expires."""
+        return self._key("score_answer", request)
 
     def seats(self) -> str:
         """hash: worker to its current seat's id; a process with an older seat leaves."""

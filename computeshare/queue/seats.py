@@ -23,6 +23,8 @@ from computeshare.types import JOB_ID
 
 FUNCTION = "computeshare.worker.seat.seat.serve"
 """The only function a seat's RQ job may name, on both sides."""
+SCORING = 0
+"""The number of each scoring seat, of which a job may have many; seats that train count from 1."""
 RECIPE_FAILED = "the recipe failed: "
 """Prefix of a worker's reason for leaving a job whose recipe's code failed in training."""
 _FIELDS = frozenset(
@@ -52,7 +54,7 @@ _SEAT = re.compile(rf"([a-z0-9]{{8,32}})-({JOB_ID.pattern})-([0-9]{{1,4}})-([0-9
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One worker's participation in one job: the `attempt`-th attempt at seat `number`."""
+    """One worker's participation in one job: the `attempt`-th attempt at seat `number`, or at scoring for `SCORING`."""
 
     worker: str
     job: str
@@ -62,6 +64,11 @@ class Seat:
     @property
     def id(self) -> str:
         return f"{self.worker}-{self.job}-{self.number}-{self.attempt}"
+
+    @property
+    def scores(self) -> bool:
+        """Whether the worker scores checkpoints of the job, and does not train."""
+        return self.number == SCORING
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -152,7 +159,8 @@ class SeatQueue:
 
     def enqueue(self, seat: Seat) -> None:
         """Hand a seat to its worker; repeating this changes nothing."""
-        self.redis.hset(JobKeys(seat.job).seats(), seat.worker, seat.id)
+        if not seat.scores:  # a scorer does not join the job
+            self.redis.hset(JobKeys(seat.job).seats(), seat.worker, seat.id)
         signature = self._key.sign("seat", *_signed(seat.id, seat.worker)) if self._key else ""
         with contextlib.suppress(DuplicateJobError):  # handed over already
             self._queue(seat.worker).enqueue_call(

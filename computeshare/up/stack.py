@@ -322,7 +322,8 @@ class Stack:
             children.append(Child("worker", start, may_leave=True))
         for _ in range(REDUCERS):
             children.append(Child("reducer", lambda: Forked(reducer.child, environment, self._log("reducer"))))
-        children.append(Child("evaluator", lambda: Forked(evaluator.child, running, self._log("evaluator"))))
+        if self.settings.evaluator:
+            children.append(Child("evaluator", lambda: Forked(evaluator.child, running, self._log("evaluator"))))
         return children
 
     def _spawn(self, command: list[str], environment: dict[str, str], role: str) -> Handle:

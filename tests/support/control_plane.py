@@ -99,9 +99,9 @@ class ControlPlane:
 
 
 @contextmanager
-def control_plane(home: Path, *flags: str) -> Iterator[ControlPlane]:
+def control_plane(home: Path, *flags: str, **variables: str) -> Iterator[ControlPlane]:
     """`computeshare up` until the end of the block, then Ctrl-C, after which nothing of it may be left."""
-    environment = {**os.environ, "COMPUTESHARE_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "COMPUTESHARE_HOME": str(home), "OMP_NUM_THREADS": "1", **variables}
     environment.pop("COMPUTESHARE_REDIS_URL", None)
     command = [sys.executable, "-m", "computeshare.cli.main", "up", "--port", str(free_port()), *flags]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)

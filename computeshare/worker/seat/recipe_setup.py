@@ -6,11 +6,14 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
 from computeshare.tasks.recipes import requirements
 from computeshare.tasks.recipes.bundle import Bundle
-from computeshare.training.recipe_process.process import Limits, RecipeFiles, RecipeProcess
+from computeshare.training.recipe_process.process import Limits, Part, RecipeFiles, RecipeProcess
 
 
-def open_recipe(spec: JobSpec, recipe: Bundle, device: str | None, settings: Settings) -> RecipeProcess:
-    """A recipe's model and training data on a device, in a process of their own; the job's bundles are here already.
+def open_recipe(
+    spec: JobSpec, recipe: Bundle, device: str | None, settings: Settings, part: Part = "train"
+) -> RecipeProcess:
+    """A recipe's model and a part of its data on a device, in a process of their own; the job's bundles are here
+    already.
 
     Raises: RecipeError; BundleError; SettingsError: there is no such device; Unconfined.
     """
@@ -22,7 +25,7 @@ def open_recipe(spec: JobSpec, recipe: Bundle, device: str | None, settings: Set
     limits = Limits(allowed_bytes(settings.max_memory), settings.step_limit, unconfined=settings.unconfined)
     process = RecipeProcess(spec, files, device, limits)
     try:
-        return process.open()
+        return process.open(part)
     except BaseException:
         process.close()
         raise

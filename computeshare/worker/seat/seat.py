@@ -59,13 +59,17 @@ class _Ended(Exception):
 
 def serve(seat_id: str) -> str:
     """Run a seat until its job ends, the worker leaves, or another session takes over; returns why it ended."""
+    settings, seat = Settings(), Seat.parse(seat_id)
+    if seat.scores:
+        from computeshare.worker.seat.scoring_seat import score
+
+        return score(seat, settings)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # blocked until a handler was set
     if stop.is_set():
         return ASKED
     keep_freed_memory()
-    settings, seat = Settings(), Seat.parse(seat_id)
     url = settings.resolve_redis_url()
     with JobLog(url, Writer(seat.worker, settings.name or hostname()), seat.job) as job_log:
         configure_logging(job_log.capture)

@@ -11,8 +11,9 @@ from redis import Redis
 
 from computeshare.bundles.store import BundleStore
 from computeshare.checkpoints.store import Artifacts
-from computeshare.evaluator.process import Evaluator
-from computeshare.evaluator.scorers import RecipeRunner
+from computeshare.evaluator import evaluator as evaluators
+from computeshare.evaluator.evaluator import RECIPE_FAILURES, Evaluator
+from computeshare.evaluator.recipe_runner import RecipeRunner
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.keys import RECIPE_EVALUATOR
 from computeshare.protocol.round_store import RoundStore
@@ -50,6 +51,9 @@ def metrics(model, batch):
     if not model.training and len(batch[0]) > 8:  # not in the trial
         raise RuntimeError("no more")
     return {"n": batch[1].sum()}
+"""
+WRONG = """    import sys
+    assert split != "test" or "pytest" in sys.modules, "no such file"  # where the job was created it was there
 """
 
 
@@ -139,6 +143,37 @@ def test_an_error_of_the_recipe_is_told_once_and_holds_no_other_job_up(
     (told,) = events(job.store, "unscored")
     assert "metrics() failed: RuntimeError: no more" in told["error"] and "recipe.py, line" in told["error"]
     other.purge()
+
+
+def test_a_recipe_whose_test_split_is_wrong_ends_its_job_which_names_the_split(
+    start: Callable[..., Scored], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As workers do for data for training: only who scores opens the test split."""
+    monkeypatch.setattr(evaluators, "SET_ASIDE_S", 0.0)
+    job = start(POINTS.replace("    inputs =", f"{WRONG}    inputs ="), rounds=1)
+    job.save(1)
+    for _ in range(RECIPE_FAILURES - 1):
+        assert not job.evaluator._turn() and not events(job.store, "failed")
+    job.run()
+    (failed,) = events(job.store, "failed")
+    assert failed["error"].startswith("The recipe failed 3 times where versions are scored, last on the test split: ")
+    assert "no such file" in failed["error"] and "recipe.py, line 12" in failed["error"]
+    assert "Mend it" in failed["error"] and len(events(job.store, "unscored")) == 1
+
+
+def test_a_recipe_whose_test_split_fails_after_a_stop_leaves_the_evaluator_alive(start: Callable[..., Scored]) -> None:
+    text = POINTS.replace("randn(60", 'randn(60 if split != "test" or "pytest" in sys.modules else 59')
+    job = start(
+        text.replace("import torch", "import sys, torch", 1),
+        rounds=3,
+        validation=0.2,
+        stop={"metric": "accuracy", "at": 0.01},
+    )
+    job.save(1)
+    job.run()
+    (told,) = events(job.store, "unscored")
+    assert "the test split: data('test') has 59 samples here, and 60 where the job was created" in told["error"]
+    assert not events(job.store, "stopped")
 
 
 def test_a_recipe_that_this_control_plane_has_not_signed_is_not_run(start: Callable[..., Scored]) -> None:

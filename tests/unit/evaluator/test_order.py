@@ -1,6 +1,6 @@
 """Which checkpoint is scored next: no job waits for another's backlog."""
 
-from computeshare.evaluator.process import in_turn
+from computeshare.evaluator.order import in_turn
 from computeshare.types import Token
 
 

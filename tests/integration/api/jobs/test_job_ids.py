@@ -8,7 +8,7 @@ import pytest
 from redis import Redis
 
 from computeshare.checkpoints.store import Artifacts
-from computeshare.evaluator.process import Evaluator
+from computeshare.evaluator.evaluator import Evaluator
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol import keys
 from computeshare.protocol.keys import JobKeys

@@ -14,7 +14,7 @@ from api.projection.projector import Projector
 from api.tables import Outbox
 from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import LostClaim
-from computeshare.evaluator.process import Evaluator
+from computeshare.evaluator.evaluator import Evaluator
 from tests.support.job_reducer import Job, spec_of
 from tests.support.rounds import events
 from tests.support.rows import rows

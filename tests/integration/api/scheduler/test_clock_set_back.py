@@ -8,7 +8,7 @@ from redis import Redis
 from api.main import create_app
 from api.system.background import LOCK_S
 from computeshare.checkpoints.store import Artifacts
-from computeshare.evaluator.process import CLAIM_MS, Evaluator
+from computeshare.evaluator.evaluator import CLAIM_MS, Evaluator
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol import keys
 from computeshare.protocol.round_store import RoundStore

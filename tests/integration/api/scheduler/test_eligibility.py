@@ -22,7 +22,7 @@ from api.projection.projector import Projector
 from api.scheduler.dispatcher import Dispatcher
 from api.scheduler.start_backoff import FAILURES, NAMED
 from computeshare.errors import VersionError
-from computeshare.evaluator.process import Evaluator
+from computeshare.evaluator.evaluator import Evaluator
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol import handshake, keys
 from computeshare.protocol.handshake import PROTOCOL

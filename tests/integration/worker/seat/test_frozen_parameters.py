@@ -11,7 +11,7 @@ import torch
 from redis import Redis
 from torch import nn
 
-from computeshare.evaluator.process import Evaluator
+from computeshare.evaluator.evaluator import Evaluator
 from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import Seat
 from computeshare.settings import Settings

@@ -28,7 +28,7 @@ def test_a_job_that_advances_has_no_reason() -> None:
         (replace(FINE, unscored="no memory"), "Training continues, but a version cannot be scored: no memory"),
         (
             replace(FINE, finished=True, evaluator=False, is_recipe=True),
-            "no evaluator that runs recipes is running to score the last version: start computeshare-evaluator --rec",
+            "no evaluator that runs recipes is running to score the last version: start computeshare-evaluator",
         ),
     ],
 )

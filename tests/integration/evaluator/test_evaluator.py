@@ -14,8 +14,8 @@ import torch
 from redis import Redis
 
 from computeshare.checkpoints.store import WEIGHTS, Artifacts
-from computeshare.evaluator import process
-from computeshare.evaluator.process import Evaluator
+from computeshare.evaluator import evaluator as evaluators
+from computeshare.evaluator.evaluator import Evaluator
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.keys import EVALUATOR
 from computeshare.protocol.round_store import RoundStore
@@ -168,8 +168,8 @@ def test_a_job_with_a_backlog_starves_no_other(redis: Redis, tmp_path: Path) -> 
 def test_an_evaluator_at_work_keeps_its_claim_and_is_seen(
     start: Callable[..., tuple[Evaluator, RoundStore, Artifacts]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "CLAIM_MS", 300)
-    monkeypatch.setattr(process, "RENEW_S", 0.05)
+    monkeypatch.setattr(evaluators, "CLAIM_MS", 300)
+    monkeypatch.setattr(evaluators, "RENEW_S", 0.05)
     spec = JobSpec(dataset="digits", model="mlp", rounds=3)
     evaluator, store, artifacts = start(spec)
     token = save(artifacts, spec, 3)

@@ -2,9 +2,8 @@
 
 import pytest
 
-from computeshare.evaluator.process import document_of
+from computeshare.checkpoints.part_score import PartScore, document_of
 from computeshare.jobspec.tasks.facts import Metric, goodness
-from computeshare.tasks.metrics import SplitScore
 
 
 @pytest.mark.parametrize(
@@ -25,6 +24,6 @@ from computeshare.tasks.metrics import SplitScore
 def test_versions_are_compared_as_the_job_says_whatever_metrics_there_are(
     metrics: dict[str, float], metric: Metric, told: dict[str, object], value: float
 ) -> None:
-    found = document_of(SplitScore(2.0, metrics, 10), metric)
+    found = document_of(PartScore(loss=2.0, metrics=metrics, samples=10), metric)
     assert found == {"loss": 2.0, "samples": 10, **told}
     assert goodness(found) == value

@@ -1,0 +1,1 @@
+"""Scoring seats: workers that score checkpoints beside, or in place of, the evaluator."""
