@@ -14,6 +14,8 @@ from computeshare.evaluator.evaluator import LOOK_S, Evaluator, ForJob, Memory
 from computeshare.evaluator.seat_scorer import SeatScorer
 from computeshare.queue import Seat
 
+END_S = 2.0
+"""How long a seat's thread may take to notice its end."""
 log = structlog.get_logger()
 
 
@@ -45,6 +47,8 @@ class SeatEvaluators:
     def stop(self) -> None:
         """Serve no seats until `keep` is called again: another control plane does."""
         self._stop.set()
+        for thread in self._threads.values():
+            thread.join(END_S)
         self._stop, self._threads = threading.Event(), {}
 
     def _serve(self, redis: Redis, seat: Seat, stop: threading.Event) -> None:
