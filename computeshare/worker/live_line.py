@@ -16,7 +16,12 @@ from computeshare.runtime.processes import configure_logging
 from computeshare.terminal.output import plain, size
 from computeshare.worker.seat.progress_pipe import SeatLink, SeatProgress, Speed, fetching
 
-_STATES = {"loading": ("…", "yellow"), "waiting": ("▷", "cyan"), "working": ("▶", "green")}
+_STATES = {
+    "loading": ("…", "yellow"),
+    "waiting": ("▷", "cyan"),
+    "working": ("▶", "green"),
+    "scoring": ("◆", "green"),
+}
 
 
 class PlainFace:
@@ -100,6 +105,9 @@ def live_line(progress: SeatProgress | None, speed: Speed, resting: str, said: s
             line.append(f"  {fetching(progress.fetched, progress.wanted)}", style)
             return line.append(f"  ↓ {size(round(speed.bytes_down))}/s", "dim")
         return line.append("  loading", style)
+    if progress.state == "scoring":
+        which = f"scoring version {progress.version:,} of {progress.rounds:,}"
+        return line.append(f"  {which if progress.version else 'about to score versions'}")
     line.append(f"  version {progress.version:,} of {progress.rounds:,}  {speed.samples:,.0f} samples/s")
     return line.append(f"  ↑ {size(round(speed.bytes_up))}/s  ↓ {size(round(speed.bytes_down))}/s", "dim")
 

@@ -111,7 +111,8 @@ def plan(
     """Compare the checkpoints that wait with the workers that nobody wants for training.
 
     Jobs whose last version waits come first, then those with the fewest scorers; a job gets a scorer for each
-    checkpoint. A scorer that is wanted for training leaves at once.
+    checkpoint. Workers come in their order, but those whose scoring failed lately last. A scorer that is wanted for
+    training leaves at once.
 
     Args:
         waiting, demands: oldest job first.
@@ -159,7 +160,8 @@ def _issues(
     past: Sequence[Past],
     out: Collection[Pair],
 ) -> Iterator[Issue]:
-    for worker in free:
+    failures = Counter(seat.worker for seat in past if seat.state == "failed")
+    for worker in sorted(free, key=lambda one: failures[one.id]):
         fit = [
             one
             for one in waiting

@@ -27,7 +27,7 @@ class SeatProgress:
     """A seat's progress; bytes and samples count from its start."""
 
     state: str
-    """`loading`, `waiting` or `working`."""
+    """`loading`, `waiting`, `working` or `scoring`."""
     title: str = ""
     version: int = 0
     rounds: int = 0

@@ -9,14 +9,15 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import structlog
+import torch
 from redis import Redis
 
 from computeshare.bundles.exchange import Fetched, fetch
 from computeshare.bundles.store import BundleStore, cache_limit
 from computeshare.checkpoints.part_score import PartScore
-from computeshare.checkpoints.scorers import CheckpointScorer, LocalScorer, Scorer
+from computeshare.checkpoints.scorers import CheckpointScorer, LocalScorer
 from computeshare.checkpoints.store import Artifacts
-from computeshare.errors import RecipeError, RecipeUnfit
+from computeshare.errors import ArtifactError, RecipeError, RecipeUnfit, ShapeError
 from computeshare.jobspec.memory_estimate import allowed_bytes
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.job_log import JobLog
@@ -27,13 +28,17 @@ from computeshare.runtime.failpoints import failpoint
 from computeshare.runtime.log_lines import Writer
 from computeshare.runtime.processes import configure_logging, hostname
 from computeshare.settings import Settings
-from computeshare.training.computation import choose_device
+from computeshare.tasks.recipes.bundle import Bundle
+from computeshare.training.computation import choose_device, open_here
+from computeshare.training.recipe_process.process import RecipeProcess
 from computeshare.transport.connections import connect
 from computeshare.types import Token
 from computeshare.worker.recipe_consent import Consent
 from computeshare.worker.seat.bundle_fetch import fetched
 from computeshare.worker.seat.progress_pipe import SeatProgress, Teller
+from computeshare.worker.seat.recipe_setup import open_recipe
 from computeshare.worker.seat.seat_loop import ASKED
+from computeshare.worker.seat.trial_store import checked
 
 IDLE_TURNS = 10
 """Waits in a row (of `score_requests.BLOCK_S`) without a request, after which the seat ends."""
@@ -81,7 +86,7 @@ class ScoringSeat:
 
     def __init__(self, redis: Redis, seat: Seat, spec: JobSpec, settings: Settings) -> None:
         self.redis, self.seat, self.spec, self.settings = redis, seat, spec, settings
-        folder = settings.bundles_dir
+        folder, self._data = settings.bundles_dir, settings.data_dir
         self._store = BundleStore(folder, cache_limit(folder, allowed_bytes(settings.cache)))
         self._version = 0
         self._fetched = Fetched(0, 0, 0, 0)
@@ -90,7 +95,7 @@ class ScoringSeat:
         self._teller = Teller(self._progress)
 
     def run(self) -> str:
-        """Score until none waits; returns why it ended."""
+        """Score until none waits; returns why it ended. Raises what keeps this machine from scoring."""
         idle = 0
         self._teller.tell()
         with contextlib.closing(self):
@@ -98,7 +103,10 @@ class ScoringSeat:
                 request = score_requests.take(self.redis, self.seat)
                 idle = 0 if request else idle + 1
                 if request:
-                    score_requests.answer(self.redis, self.seat, request, self._answer(request))
+                    found = self._answer(request)
+                    score_requests.answer(self.redis, self.seat, request, found)
+                    if isinstance(found, Exception) and not isinstance(found, ArtifactError | ShapeError):
+                        raise found  # another machine may do better
         return "no version waits for a score"
 
     def close(self) -> None:
@@ -126,7 +134,9 @@ class ScoringSeat:
                 found = scorer.score(Artifacts.at(store.open_files(files)), token, request.part)
         finally:
             store.remove(files)
-        log.info("scored", job=self.seat.job, version=token.version, part=request.part, loss=found.loss)
+        log.info(
+            "scored", job=self.seat.job, version=token.version, part=request.part, loss=found.loss, **found.metrics
+        )
         return found
 
     def _load(self) -> CheckpointScorer:
@@ -140,16 +150,31 @@ class ScoringSeat:
         wanted = fetched(self.redis, self.spec.bundles, self.settings, lambda: True, self._tell, (), self.seat.worker)
         self._loaded.enter_context(wanted)
         log.info("loading to score", job=self.seat.job, model=self.spec.model or self.spec.recipe)
-        scorer: Scorer
-        if recipe is None:
-            device = choose_device(self.spec, self.settings.device)
-            scorer = LocalScorer(self.spec, self.settings.data_dir, self._store, device)
-        else:
-            from computeshare.worker.seat.recipe_setup import open_recipe
-
-            scorer = open_recipe(self.spec, recipe, self.settings.device, self.settings, self.spec.scored_part)
+        scorer = self._recipe(recipe) if recipe else LocalScorer(self.spec, self._data, self._store, self._device())
         self._scorer = CheckpointScorer(self.spec, self._loaded.enter_context(closing(scorer)))
         return self._scorer
+
+    def _device(self) -> torch.device:
+        """The device to score on: the worker's own, or the CPU if that computes wrongly."""
+        device = choose_device(self.spec, self.settings.device)
+        if device.type == "cpu":
+            return device
+        with closing(open_here(self.spec, self.settings.device, self._data, self._store)) as computation:
+            trial = checked(computation, self.settings.home)
+        if trial.trouble:
+            log.warning("scoring on the CPU, since the device failed its self-test", error=trial.trouble)
+        return torch.device("cpu") if trial.trouble else device
+
+    def _recipe(self, recipe: Bundle) -> RecipeProcess:
+        """The recipe's process, on the worker's own device, or on the CPU if that computes wrongly."""
+        process = open_recipe(self.spec, recipe, self.settings.device, self.settings, self.spec.scored_part)
+        if process.memory.device_type == "cpu":
+            return process
+        if not (trial := checked(process, self.settings.home)).trouble:
+            return process
+        process.close()
+        log.warning("scoring on the CPU, since the device failed its self-test", error=trial.trouble)
+        return open_recipe(self.spec, recipe, "cpu", self.settings, self.spec.scored_part)
 
     def _tell(self, now: Fetched) -> None:
         self._fetched = now
@@ -157,4 +182,4 @@ class ScoringSeat:
     def _progress(self) -> SeatProgress:
         """This seat's progress, for the worker's display: it is never `loading`, so that it can be asked to leave."""
         moved = self._fetched.bytes_sent, self._fetched.bytes_received
-        return SeatProgress("working", self.spec.title, self._version, self.spec.rounds_total, 0, *moved)
+        return SeatProgress("scoring", self.spec.title, self._version, self.spec.rounds_total, 0, *moved)

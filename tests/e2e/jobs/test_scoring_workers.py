@@ -25,3 +25,9 @@ def test_workers_score_what_they_trained_though_a_scorer_is_killed(tmp_path: Pat
         alone = plane.finish(plane.create(**DIGITS_MLP, **STOP, rounds=20_000, workers={"max": 1}))
         assert alone["rounds_total"] < 20_000, "the other worker scored while one trained"
         assert (alone["version"], alone["weights_sha256"]) == (both["version"], both["weights_sha256"])
+        (points / "before_score").write_text("sleep:300")
+        slow = plane.create(**DIGITS_MLP, rounds=5, evaluate_every=0)
+        plane.until("a scorer", lambda: not (points / "before_score").exists())
+        trained = plane.finish(plane.create(**DIGITS_MLP, rounds=5, evaluate_every=0, workers={"min": 2, "max": 2}))
+        assert trained["accuracy"] is not None, "a scorer left in mid-score to train, and then scored"
+        assert plane.finish(slow)["accuracy"] is not None

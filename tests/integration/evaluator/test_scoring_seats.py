@@ -2,11 +2,12 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from redis import Redis
 
 from computeshare.bundles.piece_server import PieceServer
@@ -14,17 +15,22 @@ from computeshare.bundles.store import BundleStore
 from computeshare.checkpoints.offers import Offers
 from computeshare.checkpoints.part_score import PartScore, ScoredPart
 from computeshare.checkpoints.store import WEIGHTS, Artifacts
-from computeshare.errors import ScorerGone
+from computeshare.errors import RecipeUnfit, ScorerGone
 from computeshare.evaluator.evaluator import Evaluator, ForJob
 from computeshare.evaluator.seat_scorer import SeatScorer
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.round_store import RoundStore
-from computeshare.queue import Seat, SeatQueue, WorkerInfo, register, unregister
+from computeshare.queue import Seat, SeatQueue, WorkerInfo, recipes, register, unregister
 from computeshare.queue.seats import SCORING
+from computeshare.runtime.signatures import SigningKey
 from computeshare.settings import Settings
+from computeshare.tasks.metrics import score as score_of
+from computeshare.training.work_units import Trial
 from computeshare.types import Token
+from computeshare.worker.seat import scoring_seat
 from computeshare.worker.seat.scoring_seat import ScoringSeat
-from tests.support.evaluated_job import save
+from tests.support.evaluated_job import save, save_module
+from tests.support.recipes import recipe_job
 from tests.support.rounds import events
 from tests.support.scheduling_clock import set_rq_status
 from tests.support.wait import wait_until
@@ -36,7 +42,7 @@ class Plane:
     """A job's checkpoints, with the control plane's side of scoring."""
 
     def __init__(self, redis: Redis, job_id: str, root: Path) -> None:
-        self.redis, self.root, self.store = redis, root, RoundStore(redis, job_id)
+        self.redis, self.root, self.store, self.spec = redis, root, RoundStore(redis, job_id), SPEC
         self.artifacts = Artifacts(root / "artifacts", job_id)
         self.offers = Offers(BundleStore(root / "bundles"))
         self.store.publish(SPEC.model_dump_json())
@@ -70,11 +76,16 @@ class Plane:
             stop.set()
 
     @contextmanager
-    def worker(self, seat: Seat) -> Iterator[Path]:
+    def worker(self, seat: Seat, **settings: Any) -> Iterator[Path]:
         """What the seat's process does, on a machine with another home; ends with the requests."""
         home = self.root / seat.worker
-        session = ScoringSeat(self.redis, seat, SPEC, Settings(home=home))
-        with _running(session.run):
+        session = ScoringSeat(self.redis, seat, self.spec, Settings(home=home, **settings))
+
+        def run() -> None:
+            with suppress(RecipeUnfit):
+                session.run()
+
+        with _running(run):
             yield home
             self.store.redis.delete(self.store.keys.score_requests(seat.id))
 
@@ -189,3 +200,48 @@ def test_a_loss_that_is_not_finite_travels(plane: Plane) -> None:
     raw = PartScore(loss=float("nan"), metrics={"accuracy": 0.1}, samples=1).model_dump_json()
     found = PartScore.model_validate_json(raw)
     assert found.loss != found.loss and found.metrics == {"accuracy": 0.1}
+
+
+RECIPE = """
+import torch
+from torch import nn
+
+def model():
+    return nn.Linear(3, 4)
+
+def data(split, folder):
+    inputs = torch.randn(60, 3, generator=torch.Generator().manual_seed(len(split)))
+    return torch.utils.data.TensorDataset(inputs, inputs.argmax(dim=1))
+"""
+
+
+def test_a_recipe_is_scored_by_workers_whose_owners_agreed_and_by_no_others(plane: Plane, tmp_path: Path) -> None:
+    key, job = SigningKey.new(), recipe_job(RECIPE, tmp_path / "recipe", evaluate_every=1, rounds=2)
+    document = job.spec.model_dump(mode="json")
+    document["recipe_facts"]["initial"] = BundleStore(tmp_path / "bundles").add(job.files.initial).digest
+    plane.spec = JobSpec.model_validate(document)
+    plane.store.publish(plane.spec.model_dump_json())
+    recipes.publish(plane.redis, plane.store.job_id, plane.spec, job.files.bundle, key)
+    token = save_module(plane.artifacts, job.task.module(1), 1)
+    unwilling, willing = plane.seat("worker1aaaaa"), plane.seat("worker2aaaaa")
+    with plane.pieces():
+        with plane.worker(unwilling):
+            assert not plane.evaluator(unwilling)._turn()
+        (told,) = events(plane.store, "unscored")
+        assert "this machine does not run this recipe" in told["error"]
+        with plane.worker(willing, recipes=True, control_key=key.public):
+            assert plane.evaluator(willing)._turn()
+    instance = job.task.instance(0, "test", Path())
+    expected = score_of(instance, instance.layout.gather(plane.artifacts.tensors(token)))
+    score = plane.artifacts.score(token) or {}
+    assert (score["samples"], score["accuracy"]) == (60, expected.metrics["accuracy"])
+    assert score["loss"] == pytest.approx(expected.loss, rel=1e-6)
+
+
+def test_a_device_that_fails_its_self_test_scores_nothing(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = ScoringSeat(plane.redis, Seat("worker1aaaaa", "job", SCORING, 1), SPEC, Settings(home=plane.root))
+    assert session._device().type == "cpu"
+    monkeypatch.setattr(scoring_seat, "choose_device", lambda *_: torch.device("mps"))  # this machine has none
+    for trouble, scores_on in (("", "mps"), ("it computes wrongly", "cpu")):
+        monkeypatch.setattr(scoring_seat, "checked", lambda *_, why=trouble: Trial(0.0, 0.0, 0, why))
+        assert session._device().type == scores_on

@@ -122,13 +122,16 @@ def test_the_line_says_job_version_and_speeds() -> None:
     assert line == "▶ lenet5 on mnist  version 120 of 500  1,240 samples/s  ↑ 1.2 MB/s  ↓ 2.3 MB/s"
 
 
-def test_the_line_says_what_it_waits_for() -> None:
+def test_the_line_says_what_else_it_does_or_waits_for() -> None:
     assert text(None, Speed(), "") == "○ waiting for a seat"
     assert text(SeatProgress("loading", "mlp on digits"), Speed(), "") == "… mlp on digits  loading"
     fetching = SeatProgress("loading", "recipe a1b2", fetched=120_400_000, wanted=1_300_000_000)
     assert text(fetching, Speed(bytes_down=2e6), "") == "… recipe a1b2  fetching data: 120 of 1,300 MB  ↓ 2.0 MB/s"
     assert SeatProgress.decode(fetching.encode()) == fetching
     assert text(None, Speed(), "on battery until 50 %") == "‖ resting: on battery until 50 %  "
+    assert text(SeatProgress("scoring", "mlp on digits"), Speed(), "") == "◆ mlp on digits  about to score versions"
+    scoring = text(SeatProgress("scoring", "mlp on digits", 20, 40), Speed(), "")
+    assert scoring == "◆ mlp on digits  scoring version 20 of 40"
     leaving = text(WORKING, Speed(), "", "finishing this work unit, Ctrl-C again to quit now")
     assert leaving.startswith("finishing this work unit, Ctrl-C again to quit now  ▶ lenet5")
 

@@ -63,7 +63,9 @@ def test_machines_of_others_resting_workers_and_those_that_just_failed_do_not_sc
     assert plan([waits()], [DONE], [Available("w1", ("q",), resting="on battery")], [], []) == []
     failed = [Past("w1-a-0-1", "a", "w1", "failed", 100)]
     assert plan([waits()], [DONE], BOTH[:1], [], [], past=failed) == []
-    assert plan([waits()], [DONE], BOTH[:1], [], [], past=[Past("w1-a-0-1", "a", "w1", "failed", 1500)]) != []
+    long_ago = [Past("w1-a-0-1", "a", "w1", "failed", 1500)]
+    assert plan([waits()], [DONE], BOTH[:1], [], [], past=long_ago) == [Issue("a", "w1", SCORING)]
+    assert plan([waits()], [DONE], BOTH, [], [], past=long_ago) == [Issue("a", "w2", SCORING)]
 
 
 def test_the_seat_of_a_dead_scorer_is_closed_and_another_takes_its_place() -> None:
