@@ -21,6 +21,7 @@ from api.gateway.commands.policy import Needs
 from api.gateway.refusals import Refusals
 from computeshare.bundles.exchange import Exchange, _Answers
 from computeshare.bundles.piece_server import PieceServer
+from computeshare.checkpoints.part_score import PartScore
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol import handshake, keys
 from computeshare.protocol.job_log import tell
@@ -28,9 +29,10 @@ from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.scripts import Scripts
 from computeshare.protocol.worker_session import Waiting, WorkerSession
-from computeshare.queue import Orders, Seat, WorkerInfo, read_orders, recipes, register, unregister
+from computeshare.queue import Orders, Seat, WorkerInfo, read_orders, recipes, register, score_requests, unregister
 from computeshare.queue.rq_keys import RqSeatKeys
-from computeshare.queue.seats import SeatQueue
+from computeshare.queue.score_requests import ScoreRequest
+from computeshare.queue.seats import SCORING, SeatQueue
 from computeshare.runtime.log_lines import Writer
 from computeshare.settings import Settings
 from computeshare.transport.connections import connect
@@ -219,11 +221,28 @@ def test_a_machine_has_no_more_than_sixteen_workers_at_a_time(stage: Any, tmp_pa
     assert replies[:16] == [None] * 16 and "16 other workers" in str(replies[16])
 
 
+def test_a_scoring_seat_opens_nothing_at_the_gateway(stage: Any, tmp_path: Path) -> None:
+    """Machines that joined by an invite do not score, even if they got such a seat."""
+    plane, redis, _, _ = stage
+    machine, access = plane.joined(tmp_path)
+    seat = Seat(f"{machine}abcdef", "unscored", SCORING, 1)
+    SeatQueue(redis).enqueue(seat)
+    with Forwarder(access) as forwarder, connect(forwarder.redis_url, retries=0) as far:
+        with pytest.raises(ResponseError, match="no seat in this job"):
+            RoundStore(far, seat.job).spec()
+        with pytest.raises(ResponseError, match="REFUSED"):
+            score_requests.take(far, seat)
+        request = ScoreRequest(id="0" * 32, token=str(ZERO), part="test", files="sha256:" + "0" * 64)
+        with pytest.raises(ResponseError, match="REFUSED"):
+            score_requests.answer(far, seat, request, PartScore(loss=0.0, metrics={}, samples=1))
+    assert redis.exists(JobKeys(seat.job).score_answer(request.id)) == 0
+
+
 def test_a_worker_may_do_all_that_it_needs(stage: Any, tmp_path: Path) -> None:
     """Each thing that a worker ever does with the broker, by the classes with which it does them."""
     plane, redis, _, _ = stage
     machine, access = plane.joined(tmp_path)
-    worker, seat = f"{machine}abcdef", f"{machine}abcdef-fresh-0-1"
+    worker, seat = f"{machine}abcdef", f"{machine}abcdef-fresh-1-1"
     store = RoundStore(redis, "fresh")
     store.publish('{"bundle": "sha256:' + "7" * 64 + '"}')
     reducer = opened(redis, store, PLAN.round(0))
