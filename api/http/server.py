@@ -104,6 +104,13 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             return
         super().handle_parser_exception()
 
+    def send_receive_event_to_app(self) -> None:
+        if (
+            self.curr_msg_data_type == "text"
+        ):  # else uvicorn logs what is no UTF-8 as an error; no application takes text
+            self.frames = [b"".join(self.frames).decode(errors="replace").encode()]
+        super().send_receive_event_to_app()
+
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)
         if message["type"] == "websocket.http.response.body":

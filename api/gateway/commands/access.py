@@ -22,8 +22,10 @@ FRESH_S = 1.0
 LEAVING_S = 60.0
 """Seconds for which a worker may still reach a job after its seat was last seen there, to leave it."""
 PRESENT_S = 60.0
-MOST_WORKERS = 16
-"""The most workers of one machine within `PRESENT_S` seconds: each gets a share of a job's rounds."""
+MOST_WORKERS, MOST_READERS = 16, 200
+"""The most workers of one machine within `PRESENT_S` seconds, each of which gets a share of a job's rounds; and the
+most processes that fetch bundles.
+"""
 REMEMBERED = 10_000
 _SUFFIX = re.compile(r"[a-z0-9]{4,24}")
 
@@ -57,7 +59,7 @@ class Access:
         now, present = self._clock(), self._present.get(machine, {})
         jobs = [self._jobs.get((machine, job)) for job in needs.jobs]
         return (
-            all(now - present.get(worker, -math.inf) < PRESENT_S / 4 for worker in needs.workers)
+            all(now - present.get(one, -math.inf) < PRESENT_S / 4 for one in needs.workers | needs.readers)
             and all(job and now - job.looked < FRESH_S and not _problem(job, needs, now) for job in jobs)
             and all(now - self._bundles.get((machine, one), -math.inf) < LEAVING_S for one in needs.digests)
         )
@@ -71,8 +73,10 @@ class Access:
         for worker in needs.workers:
             if not is_own(machine, worker):
                 return "it names a worker of another machine"
-            if not self._is_counted(machine, worker, now):
+            if not self._is_counted(machine, worker, MOST_WORKERS, now):
                 return f"this machine has {MOST_WORKERS} other workers already"
+        if any(not self._is_counted(machine, reader, MOST_READERS, now) for reader in needs.readers):
+            return f"this machine fetched by {MOST_READERS} processes within a minute: wait"
         for job_id in needs.jobs:
             job = _last(self._jobs, (machine, job_id), _Job)
             if now - job.looked >= FRESH_S or _problem(job, needs, now):
@@ -91,12 +95,12 @@ class Access:
         shown = ("redis_version", "valkey_version", "server_name")
         return b"# Server\r\n" + "".join(f"{name}:{found[name]}\r\n" for name in shown if name in found).encode()
 
-    def _is_counted(self, machine: str, worker: str, now: float) -> bool:
-        """Whether a worker is one of those that the machine may have at a time."""
+    def _is_counted(self, machine: str, name: str, most: int, now: float) -> bool:
+        """Whether a worker, or a process that fetches (`WORKER-...`), is one of those that the machine may have."""
         present = {one: at for one, at in _last(self._present, machine, dict).items() if now - at <= PRESENT_S}
-        if worker not in present and len(present) >= MOST_WORKERS:
+        if name not in present and sum(("-" in one) == ("-" in name) for one in present) >= most:
             return False
-        self._present[machine] = present | {worker: now}
+        self._present[machine] = present | {name: now}
         return True
 
     def _look(self, machine: str, job_id: str, job: _Job, now: float) -> None:

@@ -66,7 +66,8 @@ class Commands:
     @property
     def held_bytes(self) -> int:
         """Bytes of memory that are held at present, about."""
-        return len(self._data) - self._at + self._held
+        announced = max(0, self._size)  # of the argument that is being read: what has come of it is in `_data`
+        return len(self._data) - self._at + self._held - announced
 
     @property
     def total_bytes(self) -> int:

@@ -184,7 +184,7 @@ FORMS = {
     "seat": rf"{WORKER}-{JOB_ID.pattern}-[0-9]{{1,4}}-[0-9]{{1,9}}",
     "staged": rf"{WORKER}:[0-9a-f]{{32}}:[0-9]{{1,15}}",
     "inner": rf"{WORKER}:[0-9a-f]{{32}}",
-    "reader": rf"{WORKER}-[0-9a-f]{{16}}",
+    "reader": rf"(?P<reader>{WORKER}-[0-9a-f]{{16}})",
     "want": r"[0-9]{1,15} sha256:(?P<digest>[0-9a-f]{64})(?: !?[0-9a-f]{64}){0,4}",
     "digest": r"(?P<digest>[0-9a-f]{64})",
     "piece": r"[0-9a-f]{64}",
@@ -208,11 +208,14 @@ LARGE = "<large>"
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a command presumes: workers that are the machine's, jobs in which it has a seat, bundles of such jobs."""
+    """What a command presumes: workers that are the machine's, jobs in which it has a seat, bundles of such jobs, and
+    the machine's processes that fetch bundles.
+    """
 
     workers: frozenset[str] = frozenset()
     jobs: frozenset[str] = frozenset()
     digests: frozenset[str] = frozenset()
+    readers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,13 +247,13 @@ class Rule:
 
 def needs_of(forms: Iterable[re.Pattern[bytes]], arguments: Iterable[bytes]) -> Needs | None:
     """What arguments of these forms presume; None: they have other forms."""
-    found: dict[str, set[str]] = {"worker": set(), "job": set(), "digest": set()}
+    found: dict[str, set[str]] = {"worker": set(), "job": set(), "digest": set(), "reader": set()}
     for form, argument in zip(forms, arguments, strict=True):
         if (match := form.fullmatch(argument)) is None:
             return None
         for name, value in match.groupdict().items():
             found[name].add(value.decode())
-    return Needs(*(frozenset(found[name]) for name in ("worker", "job", "digest")))
+    return Needs(*map(frozenset, found.values()))
 
 
 @functools.cache

@@ -143,6 +143,19 @@ def test_a_wrong_frame_before_the_handshake_is_answered_ends_the_connection_and_
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+def test_text_that_is_no_utf_8_ends_the_connection_and_is_no_error(
+    plane: Plane, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, access = plane.joined(tmp_path)
+    with caplog.at_level(logging.ERROR), upgraded(access) as raw:
+        raw.sendall(frame(b"\xc1\xff", 1))
+        raw.settimeout(10)
+        while raw.recv(1 << 16):
+            pass
+        wait_until(lambda: plane.gateway.connections.total() == 0)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
 def _anything(draw: random.Random, head: bytes) -> bytes:
     """A handshake, if any, that is whole, cut or changed, and after it frames that are right or wrong."""
     kind = draw.randrange(6 if head else 4) + (0 if head else 2)

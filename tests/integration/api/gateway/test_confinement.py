@@ -16,7 +16,7 @@ from redis.exceptions import RedisError, ResponseError
 from websockets.exceptions import ConnectionClosed
 
 from api.gateway.app import ANNOUNCEMENTS
-from api.gateway.commands.access import LEAVING_S, Access
+from api.gateway.commands.access import LEAVING_S, MOST_READERS, Access
 from api.gateway.commands.policy import Needs
 from api.gateway.refusals import Refusals
 from computeshare.bundles.exchange import Exchange, _Answers
@@ -40,7 +40,7 @@ from computeshare.transport.forwarder import Forwarder, GatewayAccess
 from computeshare.transport.wire import Wire
 from computeshare.up import embedded_broker
 from computeshare.up.embedded_broker import EmbeddedBroker
-from tests.integration.api.gateway.hostile import NONCE, OURS, PROBES, THEIRS, Scene, staged_data
+from tests.integration.api.gateway.hostile import NONCE, OURS, PROBES, THEIRS, Scene, staged_data, want
 from tests.support.gateway import Plane
 from tests.support.requirements import lacking
 from tests.support.rounds import PLAN, ZERO, opened, take_seat
@@ -236,6 +236,18 @@ def test_a_scoring_seat_opens_nothing_at_the_gateway(stage: Any, tmp_path: Path)
         with pytest.raises(ResponseError, match="REFUSED"):
             score_requests.answer(far, seat, request, PartScore(loss=0.0, metrics={}, samples=1))
     assert redis.exists(JobKeys(seat.job).score_answer(request.id)) == 0
+
+
+def test_a_machine_fetches_by_no_more_than_a_few_processes_at_a_time(stage: Any, tmp_path: Path) -> None:
+    _, redis, access, scene = stage
+    with Forwarder(access) as forwarder, connect(forwarder.redis_url, retries=0) as far:
+        names = [f"{scene.worker}-{number:016x}" for number in range(MOST_READERS + 5)]
+        wants = [["HSET", keys.BUNDLE_WANTS, name, want("1" * 64)] for name in names]
+        replies = Wire(far).exchange(wants, raise_errors=False)
+        assert replies[:MOST_READERS] == [1] * MOST_READERS
+        assert all("within a minute: wait" in str(error) for error in replies[MOST_READERS:])
+        assert Wire(far).exchange([["GET", keys.orders(scene.worker)]]) == [None], "workers are counted by themselves"
+    redis.hdel(keys.BUNDLE_WANTS, *names)
 
 
 def test_a_worker_may_do_all_that_it_needs(stage: Any, tmp_path: Path) -> None:

@@ -128,6 +128,10 @@ def test_the_end_of_a_command_is_replaced_however_it_is_cut() -> None:
         assert out == right * 3
 
 
+def test_what_is_announced_and_has_not_come_takes_no_memory() -> None:
+    assert run([b"*1\r\n$900000\r\n"])[2] < 100
+
+
 def test_a_call_with_many_keys_is_decided_on_as_a_whole() -> None:
     call = framed(b"EVALSHA", *[b"x" * 90] * 9000)
     assert run([call])[1][0].is_complete and not run([call.replace(b"EVALSHA", b"EVALSHB")])[1][0].is_complete

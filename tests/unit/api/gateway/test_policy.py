@@ -27,7 +27,8 @@ def test_what_a_command_presumes_follows_from_its_names() -> None:
     other = JOB.staged(f"87654321work:{'0' * 32}:7")
     assert needs("UNLINK", staged, other).workers == {WORKER, "87654321work"}
     wanted = needs("HSET", "cs:bundle-wants", f"{WORKER}-{'0' * 16}", f"1 sha256:{'5' * 64} !{'6' * 64}")
-    assert wanted == Needs(frozenset({WORKER}), digests=frozenset({"5" * 64}))
+    readers = frozenset({f"{WORKER}-{'0' * 16}"})
+    assert wanted == Needs(frozenset({WORKER}), digests=frozenset({"5" * 64}), readers=readers)
 
 
 @pytest.mark.parametrize(
