@@ -77,7 +77,10 @@ class Settings(BaseSettings):
     copy_to: str | None = Field(None, description="where checkpoints are copied, by fsspec: s3://BUCKET/FOLDER")
     appendonly: bool = Field(False, description="append-only file for the embedded broker (durable, ten times slower)")
     name: str | None = Field(None, description="what the pages call a worker; default its host name")
-    device: str | None = Field(None, description="what a worker computes with: cuda:1, mps, cpu; default the best")
+    device: str | None = Field(
+        None,
+        description="what a worker computes with: cuda (all GPUs), cuda:1, mps, cpu, cuda:0,cuda:1; default the best",
+    )
     labels: str = Field("", description="a worker's labels, for jobs that ask for them: room=attic,floor=2")
     max_up: str | None = Field(None, description="how fast a worker sends at most, in bits per second: 5mbit")
     max_memory: str | None = Field(None, description="what a job may take of a worker's memory: 8GB, 512MiB")

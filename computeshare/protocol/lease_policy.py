@@ -43,18 +43,19 @@ class Share:
     reason: str
 
 
-def lease_share(left: int, unit_ms: float, others: Sequence[Peer], idle_ms: float = 0.0) -> Share:
+def lease_share(left: int, unit_ms: float, others: Sequence[Peer], idle_ms: float = 0.0, devices: int = 1) -> Share:
     """How many of the `left` free units a worker gets when it asks. Applies where units take `SHORT_MS` or longer.
 
     Args:
         unit_ms: the worker's time per unit.
         idle_ms: time since the worker finished its last unit.
+        devices: units that the worker computes at once; `unit_ms` is then its time for all of them, divided by these.
     """
     if not left:
         return Share(0, "nothing is left")
-    most = min(left, max(1, math.floor(TOGETHER_MS / unit_ms)))
+    most = min(left, max(devices, math.floor(TOGETHER_MS / unit_ms)))
     units = 0
-    while units < most and _is_needed(units + 1, left, unit_ms, others):
+    while units < most and _is_needed(units + 1, left, unit_ms, others, devices):
         units += 1
     if units:
         return Share(units, "the others would not be done before" if others else "there is nobody else")
@@ -63,9 +64,9 @@ def lease_share(left: int, unit_ms: float, others: Sequence[Peer], idle_ms: floa
     return Share(0, "the others will be done before")
 
 
-def _is_needed(nth: int, left: int, unit_ms: float, others: Sequence[Peer]) -> bool:
+def _is_needed(nth: int, left: int, unit_ms: float, others: Sequence[Peer], devices: int) -> bool:
     """Whether the others would leave an nth unit to the worker, if they work on until it has finished that unit."""
-    done_ms = nth * unit_ms
+    done_ms = math.ceil(nth / devices) * devices * unit_ms
     by_others = sum(math.ceil((done_ms - o.busy_ms) / o.unit_ms - _ROUNDING) - 1 for o in others if done_ms > o.busy_ms)
     return nth + by_others <= left
 

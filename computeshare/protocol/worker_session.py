@@ -87,6 +87,8 @@ class WorkerSession:
         self._scripts = Scripts(redis)
         self._channel = Channel(redis, wires)
         self._last_id = "0-0"
+        self.devices = 1
+        """Number of units that this worker computes at once."""
 
     def join(self, seat: str, about: dict[str, Any], frozen: str = "") -> str:
         """Begin the session; returns the job's status, `unopened`, `banned`, `unlike`: this worker has built other
@@ -331,6 +333,7 @@ class WorkerSession:
             worker=self.worker_id,
             session=self.session_id,
             and_news=int(and_news),
+            devices=self.devices,
         )
 
     @staticmethod

@@ -6,17 +6,21 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import psutil
+import structlog
 
 from computeshare.errors import SettingsError
 from computeshare.types import Kind
 
 if TYPE_CHECKING:
     import torch
+
+log = structlog.get_logger()
 
 
 def guess() -> Literal["cuda", "mps", "cpu"]:
@@ -26,8 +30,66 @@ def guess() -> Literal["cuda", "mps", "cpu"]:
     return "mps" if sys.platform == "darwin" and platform.machine() == "arm64" else "cpu"
 
 
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A CUDA GPU: its number, its model, its compute capability (9.0), and its memory in bytes."""
+
+    index: int
+    model: str
+    capability: float
+    memory_bytes: int
+
+
+def of_best_kind(gpus: Sequence[Gpu]) -> list[Gpu]:
+    """The GPUs of the newest model, the one with the most memory of several: a worker counts as one machine of one
+    kind, and GPUs of several kinds compute different bits.
+    """
+    best = max(gpus, key=lambda one: (one.capability, one.memory_bytes, -one.index))
+    return [one for one in gpus if one.model == best.model]
+
+
+def choose_all(preference: str | None = None) -> list[str]:
+    """The names of the devices to compute on, each with a unit of its own: `cuda`, or no preference on a machine with
+    GPUs, means all GPUs of the best kind; `cuda:0,cuda:1` or `cpu,cpu` those named.
+
+    Raises: SettingsError: a device is unknown or missing, or they are of several kinds.
+    """
+    if preference and "," in preference:
+        names = [one.strip() for one in preference.split(",")]
+        found = [choose(one) for one in names]
+        if len({kind(one)["model"] for one in found}) > 1 or len({one.type for one in found}) > 1:
+            raise SettingsError(f"the devices {preference} are of several kinds: start a worker for each kind")
+        if len(set(names)) < len(names) and found[0].type != "cpu":
+            raise SettingsError(f"the devices {preference} name one twice: name each once")
+        return names
+    device = choose(preference)
+    if device.type != "cuda" or device.index is not None:
+        return [preference or device.type]
+    gpus = _gpus()
+    used = of_best_kind(gpus)
+    if len(used) < len(gpus):
+        others = ", ".join(sorted({one.model for one in gpus if one not in used}))
+        log.warning("GPUs of several kinds: computing on the best kind only", used=used[0].model, unused=others)
+    return (
+        [f"cuda:{one.index}" for one in used]
+        if len(used) > 1
+        else [f"cuda:{used[0].index}" if used[0].index else "cuda"]
+    )
+
+
+def _gpus() -> list[Gpu]:
+    import torch
+
+    found = []
+    for index in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(index)
+        found.append(Gpu(index, about.name, about.major + about.minor / 10, int(about.total_memory)))
+    return found
+
+
 def choose(preference: str | None = None) -> "torch.device":
-    """The preferred device ('cpu', 'mps', 'cuda', 'cuda:1'); without a preference CUDA, else MPS, else the CPU.
+    """The preferred device ('cpu', 'mps', 'cuda', 'cuda:1'; of several, the first); without one CUDA, else MPS, else
+    the CPU.
 
     Raises: SettingsError: the preferred device is unknown or missing.
     """
@@ -35,10 +97,13 @@ def choose(preference: str | None = None) -> "torch.device":
 
     if preference is None:
         return torch.device(next(kind for kind, count in _counts().items() if count))
+    preference = preference.partition(",")[0]
     try:
         device = torch.device(preference)
     except RuntimeError as error:
-        raise SettingsError(f"unknown device {preference!r}: take cpu, mps, cuda or cuda:N") from error
+        raise SettingsError(
+            f"unknown device {preference!r}: take cpu, mps, cuda, cuda:N, or several: cuda:0,cuda:1"
+        ) from error
     if (device.index or 0) >= _counts().get(device.type, 0):
         there = ", ".join(kind for kind, count in _counts().items() if count)
         raise SettingsError(f"device {preference!r} is not on this machine, which has {there}: choose one, or none")
@@ -50,10 +115,10 @@ def check(preference: str) -> None:
 
     Raises: SettingsError, as `choose`.
     """
-    if preference == "cpu":
+    if set(preference.split(",")) == {"cpu"}:
         return
-    if not re.fullmatch(r"(cpu|mps|cuda)(:[0-9]{1,3})?", preference):
-        raise SettingsError(f"unknown device {preference!r}: take cpu, mps, cuda or cuda:N")
+    if not re.fullmatch(r"(cpu|mps|cuda)(:[0-9]{1,3})?(, ?(cpu|mps|cuda)(:[0-9]{1,3})?)*", preference):
+        raise SettingsError(f"unknown device {preference!r}: take cpu, mps, cuda, cuda:N, or several: cuda:0,cuda:1")
     command = [sys.executable, "-m", "computeshare.training.devices", preference]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode:
@@ -73,19 +138,31 @@ class Device:
 
 def look(device: str) -> Device:
     """A device (`cuda:1`, `mps`, `cpu`), without torch: the driver's `nvidia-smi` tells about a GPU, if it answers."""
-    machine = Device(_words(device, platform.machine()), int(psutil.virtual_memory().total))
-    kind, _, index = device.partition(":")
-    if kind != "cuda":
+    names = device.split(",")
+    first = names[0]
+    machine = Device(words_of([_words(first, platform.machine())] * len(names)), int(psutil.virtual_memory().total))
+    if not first.startswith("cuda"):
         return machine
-    position, visible = int(index or 0), os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    chosen = visible[position] if position < len(visible) and visible[position] else str(position)
-    command = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits", "-i", chosen]
+    visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    chosen = [f"-i={','.join(visible)}"] if visible else []
+    command = ["nvidia-smi", "--query-gpu=memory.total,compute_cap,name", "--format=csv,noheader,nounits", *chosen]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-        memory, name = found.stdout.strip().split(", ", 1)
-        return Device(_words(device, name), int(memory) * 2**20)
-    except (OSError, subprocess.SubprocessError, ValueError):
+        lines = [line.split(", ", 2) for line in found.stdout.strip().splitlines()]
+        gpus = [Gpu(i, name, float(cap), int(memory) * 2**20) for i, (memory, cap, name) in enumerate(lines)]
+        used = of_best_kind(gpus) if device == "cuda" else [gpus[int(one.partition(":")[2] or 0)] for one in names]
+        return Device(words_of([_words(first, one.model) for one in used]), min(one.memory_bytes for one in used))
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return machine
+
+
+def words_of(described: Sequence[str]) -> str:
+    """Several devices of one model in words: 'cuda (2 x NVIDIA H100)'; one as it is described."""
+    first = described[0]
+    if len(described) == 1:
+        return first
+    device, _, model = first.partition(" (")
+    return _words(device.partition(":")[0], f"{len(described)} x {model.rstrip(')')}")
 
 
 def describe(device: "torch.device") -> str:
@@ -157,6 +234,6 @@ def _counts() -> dict[str, int]:
 
 if __name__ == "__main__":
     try:
-        choose(sys.argv[1])
+        choose_all(sys.argv[1])
     except SettingsError as wrong:
         sys.exit(str(wrong))

@@ -140,7 +140,14 @@ class Computation(Protocol):
         """Release what the computation holds."""
 
 
-def kind_with(kind: Kind, replica: AnyReplica) -> Kind:
+class Compiled(Protocol):
+    """What may be compiled."""
+
+    @property
+    def compilation(self) -> Compilation: ...
+
+
+def kind_with(kind: Kind, replica: Compiled) -> Kind:
     """The kind of a machine as it computes with the replica: as `devices.kind`, and the compiler if one is used."""
     compiler = replica.compilation.compiler
     return kind | ({"compiler": compiler} if compiler else {})

@@ -108,9 +108,17 @@ class Heartbeat(threading.Thread):
         seat, resting = self.rq_worker.current_seat if self.rq_worker else None, self.minder.resting
         state = "resting" if resting else "busy" if seat else "idle"
         power = self.minder.power
-        register(redis, replace(self.worker, seat=seat, state=state, resting=resting, power=power))
+        told = replace(self.worker, seat=seat, state=state, resting=resting, power=power, device=self._device())
+        register(redis, told)
         self._show(redis, seat, state)
         self._obey(read_orders(redis, self.worker.id))
+
+    def _device(self) -> str:
+        """The worker's devices in words, and how many of them failed in this seat."""
+        progress = self.rq_worker.link.progress if self.rq_worker else None
+        if progress is None or not progress.stopped:
+            return self.worker.device
+        return f"{self.worker.device}, stopped: {', '.join(f'number {one}' for one in progress.stopped)}"
 
     def _show(self, redis: Redis, seat: str | None, state: str) -> None:
         """Write the status file. Raises RedisError."""
@@ -120,7 +128,10 @@ class Heartbeat(threading.Thread):
             job_id = Seat.parse(seat).job
             self._job = seat, described(job_id, RoundStore(redis, job_id).spec())
         progress = self.rq_worker.link.progress if self.rq_worker else None
-        reached = {"version": progress.version, "rounds": progress.rounds, "name": progress.title} if progress else {}
+        reached: dict[str, object] = {}
+        if progress:
+            reached = {"version": progress.version, "rounds": progress.rounds, "name": progress.title}
+            reached |= {"units": list(progress.units), "stopped": list(progress.stopped)}
         job = self._job[1].model_copy(update=reached) if seat else None
         self._file.write(state=state, resting=self.minder.resting, heard=time.time(), job=job)
 

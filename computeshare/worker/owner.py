@@ -11,7 +11,7 @@ from rich.table import Table
 from computeshare.errors import SettingsError
 from computeshare.settings import Settings
 from computeshare.terminal.output import console, duration, plain, print_json, size
-from computeshare.worker.status_file import Limits, Running, WorkerStatus, read_totals
+from computeshare.worker.status_file import CurrentJob, Limits, Running, WorkerStatus, read_totals
 
 Home = Annotated[Path | None, typer.Option(metavar="DIR", help="The workers' folder. Default: COMPUTESHARE_HOME.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
@@ -94,9 +94,21 @@ def _rows(one: WorkerStatus, now: float) -> list[tuple[str, str]]:
         ("recipes", f"{agreed}, {confined}" if agreed else "none run here: only models that ComputeShare knows"),
         ("limits", _limits(one.limits)),
         ("upgrades", "installs the control plane's version when its own does not fit" if one.upgrades else ""),
+        ("devices", _devices(one.job)),
         ("traffic", f"sent {size(one.moved.bytes_up)}, received {size(one.moved.bytes_down)} since its start"),
         ("process", f"{one.pid} (id {one.id}), on {one.device}, since {begun}"),
     ]
+
+
+def _devices(job: CurrentJob | None) -> str:
+    """The units that each of several devices has computed for the current job."""
+    if job is None or len(job.units) < 2:
+        return ""
+    counts = (
+        f"number {place}: {units:,} units{', stopped by an error' if place in job.stopped else ''}"
+        for place, units in enumerate(job.units)
+    )
+    return "; ".join(counts)
 
 
 def _limits(limits: Limits) -> str:

@@ -233,7 +233,12 @@ def command(
     rotate_key: Annotated[
         bool, typer.Option("--rotate-key", help="Replace this machine's key at the gateway by a new one, and exit.")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu. Default: the fastest one here.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="cuda, cuda:1, mps, cpu, or several: cuda:0,cuda:1. Default: the fastest here, all GPUs of it."
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name of this machine on the pages. Default: its host name.")] = None,
     label: Annotated[
         list[str] | None,

@@ -48,6 +48,10 @@ class CurrentJob(BaseModel):
     rounds: int = 0
     recipe: str = ""
     """The digest or the package of its code, if it is a recipe."""
+    units: list[int] = []
+    """The units that each of the worker's devices has computed in this seat."""
+    stopped: list[int] = []
+    """The places of devices that failed."""
 
 
 class Moved(BaseModel):

@@ -20,7 +20,7 @@ from computeshare.runtime.log_lines import AT_ONCE
 SESSION = {"worker": "<worker>", "session": "<hex>"}
 ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     "join": {**SESSION, "seat": "<seat>", "event": "<short>", "frozen": "<digest-or-none>"},
-    "lease": {**SESSION, "token": "<token-or-none>", "and_news": "<flag>"},
+    "lease": {**SESSION, "token": "<token-or-none>", "and_news": "<flag>", "devices": "<devices>"},
     "extend": {**SESSION, "least_ms": str(EXTENDED_MS), "staged_s": str(STAGED_S), "micro_batches": "<unit>"},
     "submit": {
         **SESSION,
@@ -45,6 +45,7 @@ MORE_FORMS = {
     "digest-or-none": r"(?:sha256:)?[0-9a-f]{64}|",
     "token-or-none": rf"{FORMS['token']}|",
     "flag": r"[01]",
+    "devices": r"[1-9][0-9]?",
     "unit": r"0|[1-9][0-9]{0,14}",
     "loss": r"[-+.0-9a-z]{1,32}",
     "hex-or-newest": rf"{FORMS['hex']}|\*",

@@ -20,6 +20,8 @@ local token, worker, session = ARGV[1], ARGV[2], ARGV[3]
 local and_news = ARGV[4] -- 1: the worker reads the news right after this script, so if the next version is current
 -- and has news, the lease is on the next version; else 0
 
+local devices = tonumber(ARGV[5]) -- units that the worker computes at once
+
 local SHORTEST_MS = 2000 -- of a lease
 local UNMEASURED_MS = 5000 -- assumed time of a micro-batch until any worker is measured
 local TOGETHER_MS = 1000 -- these constants are those of `computeshare/protocol/lease_policy.py`
@@ -92,8 +94,8 @@ if sharers > 0 then
 end
 
 local again = 4000
-local most = measured and math.max(1, math.floor(TOGETHER_MS / speed)) or math.huge
-if not measured and unmeasured > 0 then most = unmeasured end
+local most = measured and math.max(devices, math.floor(TOGETHER_MS / speed)) or math.huge
+if not measured and unmeasured > 0 then most = unmeasured * devices end
 local fair = math.min(math.ceil(needed / #workers), most, room)
 local share = fair
 local left = redis.call("LLEN", free_key) + count - cursor
@@ -109,7 +111,7 @@ local function set_share_by_speed()
     end
   end
   local function is_needed(nth) -- whether the others would leave an nth unit to this worker
-    local ended = nth * speed
+    local ended = math.ceil(nth / devices) * devices * speed -- they end together, `devices` of them at a time
     for _, peer in ipairs(peers) do
       if ended > peer[1] then nth = nth + math.ceil((ended - peer[1]) / peer[2] - 1e-9) - 1 end
     end
@@ -238,7 +240,7 @@ if #granted == 0 then take_expired() end
 if #granted == 0 and backup == "1" then take_backup() end
 if #granted == 0 then return {"wait", current, math.max(20, math.ceil(again))} end
 
-local life = math.max(SHORTEST_MS, 4 * speed * (#granted + (copy and 1 or 0)))
+local life = math.max(SHORTEST_MS, 4 * speed * math.max(devices, #granted + (copy and 1 or 0)))
 local lease = string.format("%s|%.0f|%.0f|%s", session, now + life, now, worker)
 for _, micro_batch in ipairs(granted) do redis.call("HSET", target, micro_batch, lease) end
 for _, event in ipairs(moved) do

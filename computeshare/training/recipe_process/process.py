@@ -130,7 +130,7 @@ class RecipeProcess:
                 readable=[path for path in (self._recipe, files.initial, files.data, package) if path],
                 environment={"PYTHONPATH": str(package)} if package else {},
                 pass_fds=(theirs.fileno(), descriptor),
-                gpu=(device or devices.guess()) != "cpu",
+                gpu=not (device or devices.guess()).startswith("cpu"),
                 memory_bytes=memory_bytes,
                 forks=self._spec.compile,
                 by=method() if self._limits.unconfined else None,
@@ -166,7 +166,7 @@ class RecipeProcess:
         return dict(self._opened.kind)
 
     @property
-    def memory(self) -> "RecipeMemory":
+    def memory(self) -> "ProcessMemory":
         return self._memory
 
     def open(self, part: Part = "train") -> "RecipeProcess":
@@ -177,7 +177,7 @@ class RecipeProcess:
         """
         request = self._open.model_copy(update={"part": part})
         opened, _ = self._connection.ask(request, messages.Opened, limit_s=self._limits.open_s)
-        self._opened, self._memory = opened, RecipeMemory(opened)
+        self._opened, self._memory = opened, ProcessMemory(opened)
         self._parts.add(part)
         return self
 
@@ -223,7 +223,7 @@ class RecipeProcess:
         self._closing.close()
 
 
-class RecipeMemory:
+class ProcessMemory:
     """The memory of a recipe's process and of this one, which computes nothing itself; a `MemoryMeter`."""
 
     def __init__(self, opened: messages.Opened) -> None:

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from computeshare.jobspec.tasks.recipe_facts import RecipeFacts
 from computeshare.jobspec.tasks.recipes import RecipeTask as RecipeTaskSpec
 from computeshare.runtime.processes import keep_freed_memory, spare_the_collector
 from computeshare.tasks import metrics
-from computeshare.tasks.base import Batch, Indices, Part, Split, SplitName, TaskInstance
+from computeshare.tasks.base import Batch, Indices, Part, Split, SplitName, Task, TaskInstance
 from computeshare.tasks.modules import frozen_digest
 from computeshare.tasks.recipes.functions import load, told
 from computeshare.tasks.recipes.task import RecipeTask, Scores
@@ -45,13 +45,19 @@ STEP_S = 1.0
 
 def main() -> None:
     """Serve requests until the other side is gone."""
-    end = socket.socket(fileno=int(sys.argv[1]))
-    threading.Thread(target=_end_with, args=(end,), daemon=True).start()
-    keep_freed_memory()
-    channel = Channel(end, None)
-    with contextlib.suppress(Closed):
+    with connected(int(sys.argv[1])) as channel:
         head, _ = channel.receive(messages.MOST_REQUEST, 0)
         _serve(channel, messages.request_in(head), int(sys.argv[2]))
+
+
+@contextlib.contextmanager
+def connected(descriptor: int) -> Iterator[Channel]:
+    """The channel to the other side; this process ends when that is gone."""
+    end = socket.socket(fileno=descriptor)
+    threading.Thread(target=_end_with, args=(end,), daemon=True).start()
+    keep_freed_memory()
+    with contextlib.suppress(Closed):
+        yield Channel(end, None)
 
 
 def _end_with(end: socket.socket) -> None:
@@ -63,12 +69,12 @@ def _end_with(end: socket.socket) -> None:
 
 
 def _serve(channel: Channel, opening: messages.Open, memory: int) -> None:
-    server: _Server | None = None
+    server: Server | None = None
     request, body = opening, b""
     while True:
         try:
             with told(Path(opening.recipe), "training"):
-                server = server or _Server.start(opening, SharedVectors(memory, _layout(opening)), channel)
+                server = server or Server.start(opening, SharedVectors(memory, _layout(opening)), channel)
                 answer, state = server.answer(request, body)
         except ComputeShareError as error:
             answer, state = messages.Failed.of(error), ()
@@ -84,15 +90,22 @@ _OR_THE_RECIPE = (
 Answer = tuple[messages.Head, Sequence[Blob]]
 
 
-class _Server:
-    """Answers requests with a recipe's model and data."""
+class Server:
+    """Answers requests with a task's model and data; `Open` with a recipe's."""
 
     def __init__(
-        self, spec: JobSpec, task: RecipeTask, device: torch.device, shared: SharedVectors, out: Channel
+        self,
+        spec: JobSpec,
+        task: Task,
+        device: torch.device,
+        shared: SharedVectors,
+        out: Channel,
+        instances: Mapping[Part, TaskInstance] | None = None,
     ) -> None:
-        self._spec, self._task, self._device = spec, task, device
+        """`instances`: those that are open already."""
+        self._spec, self._task, self.device = spec, task, device
         self._shared, self._channel = shared, out
-        self._instances: dict[Part, TaskInstance] = {}
+        self._instances: dict[Part, TaskInstance] = dict(instances or {})
         self._tried: dict[Precision, Compute] = {}
         self._replica: AnyReplica | None = None
         self._told_at = 0.0
@@ -112,7 +125,7 @@ class _Server:
         }
 
     @classmethod
-    def start(cls, opening: messages.Open, shared: SharedVectors, out: Channel) -> "_Server":
+    def start(cls, opening: messages.Open, shared: SharedVectors, out: Channel) -> "Server":
         """Import the recipe. Raises RecipeError."""
         spec = JobSpec.model_validate_json(opening.spec)
         device = choose_device(spec, opening.device)
@@ -135,24 +148,25 @@ class _Server:
         return self._answers[type(request)](request, body)
 
     def _open(self, part: Part) -> messages.Opened:
-        facts, instance = _recipe(self._spec).recipe_facts, self._instance(part)
+        facts, instance, task = _recipe(self._spec).recipe_facts, self._instance(part), self._task
+        assert isinstance(task, RecipeTask)
         if instance.layout != facts.layout or frozen_digest(instance.module) != facts.frozen:
             raise RecipeError(
                 "model() builds other parameters here than where the job was created: install the same versions of "
                 "packages, or create the job again"
             )
         split: SplitName = "test" if part == "test" else "train"
-        count, expected = len(self._task.open(split, Path())), facts.test if split == "test" else facts.train
+        count, expected = len(task.open(split, Path())), facts.test if split == "test" else facts.train
         if count != expected:
             raise RecipeError(
                 f"data({split!r}) has {count:,} samples here, and {expected:,} where the job was created: it must "
                 "return the same on every machine"
             )
         batch = instance.split.batch(np.arange(min(SCORED, len(instance.split))))
-        self._check_scores(facts, self._task.found_scores(instance.module, batch))
-        described, kind = devices.describe(self._device)[:200], self._device.type
+        self._check_scores(facts, task.found_scores(instance.module, batch))
+        described, kind = devices.describe(self.device)[:200], self.device.type
         return messages.Opened.model_validate(
-            {"device": described, "device_type": kind, "kind": devices.kind(self._device), "memory": self._memory()}
+            {"device": described, "device_type": kind, "kind": devices.kind(self.device), "memory": self.memory()}
         )
 
     def _check_scores(self, facts: RecipeFacts, found: Scores) -> None:
@@ -173,13 +187,13 @@ class _Server:
         return self._instances[part]
 
     def _computation(self) -> LocalComputation:
-        return LocalComputation(self._instance("train"), self._device)
+        return LocalComputation(self._instance("train"), self.device)
 
     def _test(self) -> messages.Tested:
         found = self._computation().test()
-        if found.trouble:
+        if found.trouble and isinstance(self._task, RecipeTask):
             found = replace(found, trouble=found.trouble + _OR_THE_RECIPE)
-        return messages.Tested(**asdict(found), memory=self._memory())
+        return messages.Tested(**asdict(found), memory=self.memory())
 
     def _measure_saved(self) -> messages.Number:
         return messages.Number(value=self._computation().saved_bytes_in_bfloat16())
@@ -242,7 +256,7 @@ class _Server:
         if has_vector:
             np.copyto(self._shared.update, update.vector)
         np.copyto(self._shared.new_buffers, update.buffers)
-        return messages.Computed(loss=update.loss, peak_bytes=peak_bytes(self._device))
+        return messages.Computed(loss=update.loss, peak_bytes=peak_bytes(self.device))
 
     def _score(self, request: messages.Score) -> messages.Scored:
         instance = self._instance(request.part)
@@ -258,8 +272,8 @@ class _Server:
             self._told_at = now
             self._channel.send(messages.Step(number=number).dumps())
 
-    def _memory(self) -> messages.Memory:
-        meter = DeviceMemory(self._device)
+    def memory(self) -> messages.Memory:
+        meter = DeviceMemory(self.device)
         return messages.Memory(resident=meter.resident_bytes(), peak=meter.peak_bytes(), room=meter.room_bytes())
 
 

@@ -16,7 +16,7 @@ DESCRIPTOR = "COMPUTESHARE_TELL"
 EVERY_S = 0.5
 LONGEST = 500
 """Most bytes in a line: on every system a pipe takes this many atomically."""
-LONGEST_TITLE = 60
+LONGEST_TITLE = 40
 WINDOW_S = 8.0
 """Seconds over which speeds are averaged."""
 _LONGEST_WORDS = 8192
@@ -37,6 +37,10 @@ class SeatProgress:
     fetched: int = 0
     wanted: int = 0
     """Bytes of the files that the job needs, while the seat fetches them; `fetched` of them are here."""
+    units: tuple[int, ...] = ()
+    """The units that each device has computed."""
+    stopped: tuple[int, ...] = ()
+    """The places of devices that failed."""
 
     def encode(self) -> bytes:
         """Encode as one line of JSON, at most `LONGEST` bytes."""
@@ -48,13 +52,16 @@ class SeatProgress:
         """Decode a line; None if it is invalid."""
         try:
             values = json.loads(line)
-            numbers = [int(values[name]) for name in _NUMBERS]
-            return cls(str(values["state"])[:20], str(values["title"])[:LONGEST_TITLE], *numbers)
+            numbers = {name: int(values[name]) for name in _NUMBERS}
+            units, stopped = (tuple(int(one) for one in values[name]) for name in _LISTS)
+            state, title = str(values["state"])[:20], str(values["title"])[:LONGEST_TITLE]
+            return cls(state, title, units=units, stopped=stopped, **numbers)
         except (ValueError, KeyError, TypeError):
             return None
 
 
 _NUMBERS = ("version", "rounds", "samples", "bytes_up", "bytes_down", "fetched", "wanted")
+_LISTS = ("units", "stopped")
 
 
 def fetching(done_bytes: int, total_bytes: int) -> str:

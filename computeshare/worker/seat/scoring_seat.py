@@ -35,8 +35,8 @@ from computeshare.transport.connections import connect
 from computeshare.types import Token
 from computeshare.worker.recipe_consent import Consent
 from computeshare.worker.seat.bundle_fetch import fetched
+from computeshare.worker.seat.device_setup import open_recipe
 from computeshare.worker.seat.progress_pipe import SeatProgress, Teller
-from computeshare.worker.seat.recipe_setup import open_recipe
 from computeshare.worker.seat.seat_loop import ASKED
 from computeshare.worker.seat.trial_store import checked
 

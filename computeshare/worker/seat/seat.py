@@ -17,7 +17,6 @@ from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
 from computeshare.bundles.exchange import Fetched
-from computeshare.bundles.store import BundleStore
 from computeshare.codecs.messages import UpdateEncoder, feedback_of, in_parts
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import ArtifactError, CodecError, Fenced, Interrupted, JobGone, RecipeError, SpecError, Unfit
@@ -33,8 +32,9 @@ from computeshare.runtime.log_lines import Writer
 from computeshare.runtime.processes import configure_logging, hostname, keep_freed_memory, spare_the_collector
 from computeshare.settings import Settings
 from computeshare.tasks.recipes.bundle import Bundle
+from computeshare.training.device_group.group import DeviceGroup, GroupComputation
 from computeshare.training.private_replica import PrivateReplica
-from computeshare.training.work_units import AnyReplica, Computation, kind_with
+from computeshare.training.work_units import Compilation, Computation, kind_with
 from computeshare.transport.connections import by_loopback, connect, is_next_door, when_there_is_room
 from computeshare.transport.rate_limit import Pacer, parse_rate
 from computeshare.transport.wire import Wires
@@ -97,6 +97,8 @@ class SeatSession:
         self.memory: SeatMemory | None = None
         """None until the device is chosen."""
         self.device = ""
+        self.devices: DeviceGroup | None = None
+        """None until the replicas are built."""
         self.joined = False
         self.runs_recipe = False
         """Whether the job's recipe has been started: from here on a RecipeError is its own."""
@@ -165,7 +167,9 @@ class SeatSession:
             started = time.perf_counter()
             computation = resources.enter_context(contextlib.closing(self._open(device_name, recipe)))
             self.device = computation.device
-            memory = self.memory = SeatMemory(self.spec, computation.memory, allowed_bytes(self.settings.max_memory))
+            memory = self.memory = SeatMemory(
+                self.spec, computation.memory, allowed_bytes(self.settings.max_memory) // computation.memory.sharers
+            )
             test_device(self.seat.job, self.spec, computation, memory, self.settings.home)
             spare_the_collector()
             seconds, threads = round(time.perf_counter() - started, 1), computation.kind.get("threads")
@@ -177,44 +181,42 @@ class SeatSession:
                     memory.check(self.spec.precision)
             return self._train(computation, memory)
 
-    def _open(self, device_name: str | None, recipe: Bundle | None) -> Computation:
-        """The job's model and data on this machine's device; a recipe's in a process of its own."""
-        if recipe is None:
-            from computeshare.training.computation import open_here
+    def _open(self, device_name: str | None, recipe: Bundle | None) -> GroupComputation:
+        """The job's model and data on this machine's devices: each but the first in a process of its own, a recipe's
+        first, too.
+        """
+        from computeshare.worker.seat.device_setup import open_all
 
-            bundles = BundleStore(self.settings.bundles_dir)
-            return open_here(self.spec, device_name, self.settings.data_dir, bundles)
-        from computeshare.worker.seat.recipe_setup import open_recipe
+        self.runs_recipe = recipe is not None
+        return open_all(self.spec, recipe, device_name, self.settings)
 
-        self.runs_recipe = True
-        return open_recipe(self.spec, recipe, device_name, self.settings)
-
-    def _train(self, computation: Computation, memory: SeatMemory) -> str:
+    def _train(self, computation: GroupComputation, memory: SeatMemory) -> str:
         """Join, and compute until the job or the seat ends. Returns the reason."""
         codecs, layout, kind = self.spec.codecs, computation.layout, computation.kind
         feedback = feedback_of(CODECS[codecs.up], layout)
         encoder = UpdateEncoder(CODECS[codecs.up], layout, feedback, compress=not is_next_door(self.redis))
-        replica, outbox = computation.replica(self.spec), UpdateQueue(self.session, encoder)
+        replicas, outbox = computation.replicas(self.spec), UpdateQueue(self.session, encoder)
         if self.spec.privacy:
-            replica = PrivateReplica(replica, self.spec.privacy, layout)
-        self._tell_compilation(replica)
-        inbox = Inbox(self.session, codecs.down, layout, replica.room)
+            replicas = [PrivateReplica(one, self.spec.privacy, layout) for one in replicas]
+        devices = self.devices = DeviceGroup(replicas, computation.names)
+        self.session.devices = len(replicas)
+        self._tell_compilation(devices.compilation)
+        inbox = Inbox(self.session, codecs.down, layout, devices.room)
         self.status.is_loaded = True
         self.teller.tell()  # from here on the worker lets the seat finish its work
-        about = {"kind": kind_with(kind, replica), "memory_bytes": memory.needed_bytes}
+        about = {"kind": kind_with(kind, devices), "memory_bytes": memory.needed_bytes}
         self._join(about, computation.frozen)
-        self._take_over(replica)
+        self._take_over(devices)
         loop = SeatLoop(
-            self.spec, self.session, self.keeper, replica, feedback, inbox, outbox, memory, self.status, self.stop
+            self.spec, self.session, self.keeper, devices, feedback, inbox, outbox, memory, self.status, self.stop
         )
         with self.keeper:
             reason = loop.run()
-        self._hand_over(replica)
+        self._hand_over(devices)
         return reason
 
-    def _tell_compilation(self, replica: AnyReplica) -> None:
+    def _tell_compilation(self, found: Compilation) -> None:
         """Log by what the model is compiled, or why it is not, if the job asks for it."""
-        found = replica.compilation
         if found.compiler:
             log.info("compiled", job=self.seat.job, compiler=found.compiler)
         elif self.spec.compile:
@@ -273,7 +275,7 @@ class SeatSession:
             self.session.wait(1000)
         raise _Ended(ASKED)
 
-    def _take_over(self, replica: AnyReplica) -> None:
+    def _take_over(self, replica: DeviceGroup) -> None:
         """Take over the inner state of a worker that has left, if the strategy keeps inner states."""
         if kept := replica.kept:
             try:
@@ -282,7 +284,7 @@ class SeatSession:
             except (ArtifactError, CodecError) as error:
                 log.warning("inner state not taken over", job=self.seat.job, error=str(error))
 
-    def _hand_over(self, replica: AnyReplica) -> None:
+    def _hand_over(self, replica: DeviceGroup) -> None:
         """Hand the replica's inner state over to another worker, if the job is not over."""
         status, kept = self.session.extend(()), replica.kept
         if kept and status in ("running", "paused") and (state := kept.dump()):
@@ -299,7 +301,9 @@ class SeatSession:
         moved = self.wires.bytes_sent + files.bytes_sent, self.wires.bytes_received + files.bytes_received
         lacking = (files.done_bytes, files.total_bytes) if files.done_bytes < files.total_bytes else (0, 0)
         about = self.spec.title, status.version, self.spec.rounds_total, status.samples
-        return SeatProgress(state, *about, *moved, *lacking)
+        devices = self.devices
+        units, stopped = (devices.units, sorted(devices.stopped)) if devices else ((), ())
+        return SeatProgress(state, *about, *moved, *lacking, tuple(units), tuple(stopped))
 
     def _tell_fetched(self, now: Fetched) -> None:
         self.status.fetched = now

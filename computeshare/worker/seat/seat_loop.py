@@ -15,6 +15,7 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.worker_session import Grant, Receipt, Waiting, WorkerSession
 from computeshare.runtime.failpoints import failpoint
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
+from computeshare.training.device_group.group import DeviceGroup
 from computeshare.training.work_units import AnyReplica
 from computeshare.transport.connections import when_there_is_room
 from computeshare.types import Token
@@ -63,7 +64,7 @@ class SeatLoop:
         spec: JobSpec,
         session: WorkerSession,
         keeper: LeaseKeeper,
-        replica: AnyReplica,
+        devices: DeviceGroup,
         feedback: Feedback | None,
         inbox: Inbox,
         outbox: UpdateQueue,
@@ -71,7 +72,7 @@ class SeatLoop:
         status: SeatStatus,
         stop: threading.Event,
     ) -> None:
-        self.session, self.keeper, self.replica, self.inbox, self.outbox = session, keeper, replica, inbox, outbox
+        self.session, self.keeper, self.devices, self.inbox, self.outbox = session, keeper, devices, inbox, outbox
         self.feedback, self.status, self.stop = feedback, status, stop
         self._strategy, self._plan, self._memory = spec.strategy, spec.plan, memory
         self._waiting_s = 0.0
@@ -109,7 +110,7 @@ class SeatLoop:
                     if weights is None:
                         grant = self._superseded(grant.token)
                         continue
-                    self.replica.load(weights)
+                    self.devices.load(weights)
                     loaded = grant.token
                 case "leased":
                     grant = self._work(grant) or self._waited(loaded)
@@ -124,7 +125,7 @@ class SeatLoop:
     def _load_news(self, grant: Grant) -> bool:
         """Load the weights that came with the notice of a version; False if they are damaged."""
         try:
-            self.replica.load(self.inbox.decoded(grant))
+            self.devices.load(self.inbox.decoded(grant))
         except CodecError:
             return False
         return True
@@ -175,7 +176,7 @@ class SeatLoop:
         """Assemble the next round's batches while the seat is idle."""
         if loaded:
             units = self._strategy.foreseen(self._plan, Token.parse(loaded).version + 1)
-            self.replica.prefetch(units if len(units) <= AHEAD else ())
+            self.devices.prefetch(units if len(units) <= AHEAD else ())
 
     def _work(self, grant: Grant) -> Grant | None:
         """Compute the leased units and submit them. Returns None if the wait for the next version has begun."""
@@ -215,17 +216,21 @@ class SeatLoop:
         if self.feedback:
             self.feedback.mark()
         try:
-            for unit in grant.micro_batches:
-                take = outbox.taker(unit, self._plan.generator_seed(unit))
-                update = self.replica.compute(unit, self.keeper.goes_on, take)
-                failpoint("after_compute")
-                outbox.complete(unit, update.buffers, update.loss)
-                self.status.samples += self._plan.unit_size(unit)
+            self.devices.compute(grant.micro_batches, self._compute_unit)
         except BaseException:
             outbox.drop()
             raise
-        computing_s = time.perf_counter() - started - outbox.encoding_s
+        computing_s = max(0.0, time.perf_counter() - started - outbox.encoding_s)
+        self.session.devices = len(self.devices.working)
         return {"waiting": self._waiting_s, "computing": computing_s, "encoding": outbox.encoding_s}
+
+    def _compute_unit(self, replica: AnyReplica, unit: int) -> None:
+        """Compute a unit's update with a device's replica, into the outbox. Called by several threads at once."""
+        take = self.outbox.taker(unit, self._plan.generator_seed(unit))
+        update = replica.compute(unit, self.keeper.goes_on, take)
+        failpoint("after_compute")
+        self.outbox.complete(unit, update.buffers, update.loss)
+        self.status.samples += self._plan.unit_size(unit)
 
     def _submit(self, token: str, seconds: dict[str, float]) -> Grant | None:
         started = time.perf_counter()

@@ -1,5 +1,6 @@
 """Sends a worker's updates; parts of large updates are sent while the rest is computed."""
 
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -30,6 +31,7 @@ class UpdateQueue:
         self._session, self._encoder = session, encoder
         self._helper = ThreadPoolExecutor(1, "sending") if encoder.buckets > 1 else None
         self._sending: list[Future[None]] = []
+        self._lock = threading.Lock()  # several devices encode with one encoder, whose feedback is the worker's
         self.begin()
 
     def begin(self) -> None:
@@ -53,10 +55,11 @@ class UpdateQueue:
         message = self._messages[unit] = [b""] * self._encoder.parts
 
         def take(bucket: int, values: Vector) -> None:
-            started = time.perf_counter()
-            part = message[bucket] = self._encoder.bucket(bucket, values, seed)
-            self.bytes += len(part)
-            self.encoding_s += time.perf_counter() - started
+            with self._lock:
+                started = time.perf_counter()
+                part = message[bucket] = self._encoder.bucket(bucket, values, seed)
+                self.bytes += len(part)
+                self.encoding_s += time.perf_counter() - started
             if self._helper and len(part) >= AHEAD_BYTES:
                 self._sending.append(self._helper.submit(self._send, unit, bucket, part))
 
@@ -64,9 +67,10 @@ class UpdateQueue:
 
     def complete(self, unit: int, buffers: Vector, loss: float) -> None:
         """Complete a unit's message with its buffers (b,) and its loss."""
-        part = self._messages[unit][-1] = self._encoder.buffers(buffers)
-        self.bytes += len(part)
-        self._losses[unit] = loss
+        with self._lock:
+            part = self._messages[unit][-1] = self._encoder.buffers(buffers)
+            self.bytes += len(part)
+            self._losses[unit] = loss
 
     def submit(self, token: str, report: dict[str, Any], waiting: Waiting | None) -> Receipt:
         """Submit the updates, without the parts that were sent ahead.

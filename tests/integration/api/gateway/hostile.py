@@ -49,7 +49,7 @@ class Scene:
         about = json.dumps({"worker": self.worker, "session": OURS, "reason": "x"})
         right: dict[str, dict[str, Any]] = {
             "join": {**session, "seat": self.seat, "event": "{}", "frozen": ""},
-            "lease": {**session, **token, "and_news": 0, "news_key": job.news(str(ZERO))},
+            "lease": {**session, **token, "and_news": 0, "devices": 1, "news_key": job.news(str(ZERO))},
             "extend": {
                 **session,
                 "staged_keys": staged,

@@ -1,0 +1,1 @@
+"""Several devices of one worker: each computes whole units with a copy of the module."""
