@@ -143,16 +143,16 @@ def look(device: str) -> Device:
     machine = Device(words_of([_words(first, platform.machine())] * len(names)), int(psutil.virtual_memory().total))
     if not first.startswith("cuda"):
         return machine
-    visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
-    chosen = [f"-i={','.join(visible)}"] if visible else []
-    command = ["nvidia-smi", "--query-gpu=memory.total,compute_cap,name", "--format=csv,noheader,nounits", *chosen]
+    visible = [one.strip() for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
+    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.total,compute_cap,name", "--format=csv,noheader,nounits"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-        lines = [line.split(", ", 2) for line in found.stdout.strip().splitlines()]
-        gpus = [Gpu(i, name, float(cap), int(memory) * 2**20) for i, (memory, cap, name) in enumerate(lines)]
+        lines = [line.split(", ", 4) for line in found.stdout.strip().splitlines()]
+        seen = [next(line for line in lines if one in line[:2]) for one in visible] or lines
+        gpus = [Gpu(i, name, float(cap), int(memory) * 2**20) for i, (_, _, memory, cap, name) in enumerate(seen)]
         used = of_best_kind(gpus) if device == "cuda" else [gpus[int(one.partition(":")[2] or 0)] for one in names]
         return Device(words_of([_words(first, one.model) for one in used]), min(one.memory_bytes for one in used))
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError, StopIteration):
         return machine
 
 

@@ -74,16 +74,23 @@ def test_memory_is_the_gpus_own_with_cuda_and_else_the_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = tmp_path / "nvidia-smi"
-    driver.write_text(
-        '#!/bin/sh\nfor last; do :; done\ncase "$last" in 3) echo "81559, NVIDIA H100";; *) exit 6;; esac\n'
-    )
+    lines = ["0, GPU-a, 16384, 7.5, Tesla T4", "1, GPU-b, 81559, 9.0, NVIDIA H100", "2, GPU-c, 81559, 9.0, NVIDIA H100"]
+    driver.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
     driver.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    whole = psutil.virtual_memory().total
-    assert devices.look("cuda:3") == devices.Device("cuda:3 (NVIDIA H100)", 81_559 * 2**20)
-    assert devices.look("cuda").memory_bytes == devices.look("cpu").memory_bytes == whole
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert devices.look("cuda:1") == devices.Device("cuda:1 (NVIDIA H100)", 81_559 * 2**20)
+    assert devices.look("cuda") == devices.Device("cuda (2 x NVIDIA H100)", 81_559 * 2**20)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c,0")
+    assert devices.look("cuda:1") == devices.Device("cuda:1 (Tesla T4)", 16_384 * 2**20)
+    driver.write_text("#!/bin/sh\nexit 6\n")
+    assert devices.look("cuda").memory_bytes == devices.look("cpu").memory_bytes == psutil.virtual_memory().total
+
+
+def test_devices_named_together_are_each_there() -> None:
+    assert devices.choose_all("cpu,cpu") == ["cpu", "cpu"] and devices.choose_all("cpu") == ["cpu"]
+    with pytest.raises(SettingsError, match="not on this machine"):
+        devices.choose_all("cpu,cuda:99")
 
 
 def test_a_device_is_called_the_same_with_torch_and_without() -> None:
