@@ -372,8 +372,20 @@ class JobWorkerPublic(_Answer):
     last_seen: Instant
 
 
+class ExchangePublic(_Answer):
+    """How often a worker averaged its own weights with those of another."""
+
+    worker: str
+    peer: str = Field(description="whose weights it read")
+    count: int
+    distance: float | None = Field(
+        description="how far they were apart the last time: root mean square of the difference of their weights"
+    )
+
+
 class JobWorkerList(_Answer):
     items: list[JobWorkerPublic]
+    exchanges: list[ExchangePublic] = Field([], description="who averaged with whom, with strategy gossip")
 
 
 class QueuedJobPublic(_Answer):
@@ -638,6 +650,11 @@ class Metrics(_Answer):
     bytes_down: list[Point] = Field(description="bytes per version, of all workers")
     staleness: list[Point] = Field(
         description="mean lateness of a version's updates, in versions; empty unless the strategy accepts late updates"
+    )
+    consensus: list[Point] = Field(
+        [],
+        description="how far workers' own weights are from their mean, which is the version: root mean square over "
+        "workers and parameters; with strategy gossip",
     )
 
 

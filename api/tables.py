@@ -276,6 +276,8 @@ class VersionRow(_OfVersion, table=True):
     bytes_up: int = Field(sa_type=BigInteger)
     bytes_down: int = Field(sa_type=BigInteger)
     seconds: dict[str, float] | None = _json()
+    consensus: float | None = None
+    """Where workers have weights of their own: the root mean square of their distance from the version's."""
 
 
 class LedgerEntry(SQLModel, table=True):
@@ -452,6 +454,18 @@ class WorkerStat(_Traffic, table=True):
     """Why the worker gets no seat in the job: its own report that its machine cannot run it."""
     memory_bytes: int | None = Field(default=None, sa_type=BigInteger)
     """Peak memory of the seat on its device; an estimate until the first work unit is done."""
+
+
+class Exchange(SQLModel, table=True):
+    """How often a worker averaged its own weights with another's, where the strategy has peers."""
+
+    job_id: str = _job()
+    worker: str = Field(primary_key=True)
+    peer: str = Field(primary_key=True)
+    """Whose weights it read."""
+    count: int = 0
+    distance: float | None = None
+    """How far the two were apart the last time: the root mean square of the difference of their weights."""
 
 
 class LogLine(SQLModel, table=True):

@@ -25,6 +25,7 @@ from api.schemas import (
     ConfusedPublic,
     EpochPublic,
     EventPublic,
+    ExchangePublic,
     JobWorkerList,
     JobWorkerPublic,
     LedgerPublic,
@@ -39,6 +40,7 @@ from api.tables import (
     CheckpointRow,
     EpochStat,
     Event,
+    Exchange,
     Score,
     WorkerStat,
     table,
@@ -131,9 +133,12 @@ class History:
         with self._database.read() as session:
             job = find(session, job_id)
             rows = session.scalars(select(WorkerStat).where(col(WorkerStat.job_id) == job_id)).all()
+            order = col(Exchange.worker), col(Exchange.peer)
+            met = session.scalars(select(Exchange).where(col(Exchange.job_id) == job_id).order_by(*order)).all()
         total = sum(row.samples for row in rows) or 1
         items = [_job_worker(row, total, row.left_ms is None and job.status not in ENDED) for row in rows]
-        return JobWorkerList(items=sorted(items, key=lambda w: (not w.active, w.name, w.id)))
+        exchanges = [ExchangePublic.model_validate(one, from_attributes=True) for one in met]
+        return JobWorkerList(items=sorted(items, key=lambda w: (not w.active, w.name, w.id)), exchanges=exchanges)
 
     def worker(self, job_id: str, worker: str) -> JobWorkerPublic:
         """A worker's part in the job, by its id. Raises NotFound."""

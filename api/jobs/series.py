@@ -21,7 +21,7 @@ from computeshare.jobspec.tasks.facts import perplexity
 from computeshare.jobspec.tasks.stored import is_language_model
 from computeshare.strategies.registry import stored
 
-BY_VERSION = ("train_loss", "samples_per_s", "bytes_up", "bytes_down", "staleness")
+BY_VERSION = ("train_loss", "samples_per_s", "bytes_up", "bytes_down", "staleness", "consensus")
 BY_SCORE = ("test_loss", "test_accuracy", "validation_loss", "validation_accuracy", "perplexity")
 CSV_COLUMNS = (
     "version", "at", "train_loss", "test_loss", "test_accuracy", "perplexity", *BY_VERSION[1:], *BY_SCORE[2:4]
@@ -43,7 +43,7 @@ class Lowest(NamedTuple):
 number = col(VersionRow.version)
 Row = dict[str, Any]
 Columns = dict[str, list[float | None]]
-_VERSION = ("version", "token", "at_ms", "loss", "samples_per_s", "bytes_up", "bytes_down")
+_VERSION = ("version", "token", "at_ms", "loss", "samples_per_s", "bytes_up", "bytes_down", "consensus")
 
 
 def metrics(session: Session, job_id: str, since: int, points: int, until: int | None = None) -> Metrics:
@@ -187,6 +187,7 @@ def _grown(rows: Sequence[Any], late: dict[str, float]) -> Iterator[Row]:
                 "bytes_up": (row.bytes_up - up) / steps,
                 "bytes_down": (row.bytes_down - down) / steps,
                 "staleness": late.get(row.token),
+                "consensus": row.consensus,
             }
         number, up, down = row.version, row.bytes_up, row.bytes_down
 

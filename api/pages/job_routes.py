@@ -55,6 +55,7 @@ def show_job(
         view=view,
         recipe=recipe,
         late=view.takes_late,
+        has_peers=view.has_peers,
         elapsed_s=elapsed_s(view.job, datetime.now(UTC)),
         logs=logs,
         shown=shown_as(view.job.spec, request),

@@ -52,6 +52,7 @@ def show_shared_job(request: Request, views: ViewsDep, code: str, job_id: JobId)
         "shared.html",
         view=view,
         late=view.takes_late,
+        has_peers=view.has_peers,
         elapsed_s=elapsed_s(view.job, datetime.now(UTC)),
         best_loss=lowest_of(lowest, view.job),
         best=best_of(view.job),

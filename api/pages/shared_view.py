@@ -48,7 +48,7 @@ FIELDS = frozenset(
 EVENTS: dict[str, frozenset[str]] = {
     "created": frozenset(),
     "opened": frozenset({"restored", "version", "parameters"}),
-    "version": frozenset({"version", "epoch", "loss", "samples", "samples_per_s", "staleness", "doubled"}),
+    "version": frozenset({"version", "epoch", "loss", "samples", "samples_per_s", "staleness", "doubled", "consensus"}),
     "closed": frozenset({"version", "received", "total"}),
     "checkpoint": frozenset({"version", "bytes"}),
     "scored": frozenset({"version", "loss", "accuracy"}),

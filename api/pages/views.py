@@ -25,6 +25,7 @@ from api.schemas import (
     EpochPublic,
     EstimatePublic,
     EventPublic,
+    ExchangePublic,
     JobPublic,
     JobWorkerPublic,
     Metrics,
@@ -99,6 +100,8 @@ class JobView:
     spent: Sequence[Spent]
     estimate: EstimatePublic | None
     classes: ClassesPublic | None = None
+    exchanges: Sequence[ExchangePublic] = ()
+    """Who averaged with whom, where workers have weights of their own."""
 
     @property
     def outcomes(self) -> dict[str, int]:
@@ -114,7 +117,25 @@ class JobView:
     @property
     def takes_late(self) -> bool:
         """Whether the strategy accepts stale updates, so that the page shows staleness."""
-        return stored(self.job.spec).takes_any
+        strategy = stored(self.job.spec)
+        return strategy.takes_any and not strategy.averaging
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether workers average weights of their own, so that the page shows how far they are apart."""
+        return stored(self.job.spec).averaging is not None
+
+    @property
+    def meetings(self) -> list[list[ExchangePublic | None]]:
+        """A row for each worker with its exchanges with each other worker, in the order of `workers`."""
+        by_pair = {(one.worker, one.peer): one for one in self.exchanges}
+        ids = [worker.id for worker in self.workers]
+        return [[by_pair.get((worker, peer)) for peer in ids] for worker in ids]
+
+    @property
+    def most_exchanges(self) -> int:
+        """Of one worker with another."""
+        return max((one.count for one in self.exchanges), default=0)
 
     @property
     def rate_field(self) -> str:
@@ -177,10 +198,12 @@ class Views:
         """
         job = self._jobs.show(job_id)
         spent = self._submissions.spent(job_id)
-        workers, saved = self._history.workers(job_id).items, self._history.checkpoints(job_id)
+        found, saved = self._history.workers(job_id), self._history.checkpoints(job_id)
+        workers = found.items
         return JobView(
             job=job,
             workers=workers,
+            exchanges=found.exchanges,
             epochs=self._history.ledger(job_id, EPOCHS_SHOWN).epochs[::-1],
             timeline=sorted(self._history.timeline(job_id), key=lambda event: (event.at, event.id), reverse=True),
             checkpoints=[c for n, c in enumerate(saved.items) if n < CHECKPOINTS_SHOWN or c.best],

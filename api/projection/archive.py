@@ -32,7 +32,7 @@ LARGEST = 1 << 28
 
 _VERSION = (
     *("token", "incarnation", "version", "epoch", "loss", "sha256", "samples", "samples_per_s", "bytes_up"),
-    *("bytes_down", "seconds", "at_ms", "voided"),
+    *("bytes_down", "seconds", "at_ms", "voided", "consensus"),
 )
 _LEDGER = ("token", "micro_batch", "incarnation", "version", "epoch", "worker", "samples", "voided", "staleness")
 _OWN = ("micro_batch", "worker", "samples", "voided", "staleness")
@@ -190,6 +190,7 @@ def decode(data: bytes) -> Block:
     versions = _rows({name: _values(column) for name, column in found["version"].items()})
     for row in versions:
         row["token"] = row["token"] or _usual(row)
+        row.setdefault("consensus", None)  # blocks of a release without peers
     ledger = _rows({name: _values(column) for name, column in found["ledger"].items()})
     for row in ledger:
         version = versions[row.pop("of")]

@@ -23,6 +23,7 @@ from api.tables import (
     CheckpointRow,
     EpochStat,
     Event,
+    Exchange,
     LedgerEntry,
     Outbox,
     Score,
@@ -67,6 +68,7 @@ _JSON = {"versions": "seconds", "submissions": "micro_batches", "events": "data"
 _COUNT_WORKER = _adding(
     WorkerStat, (*OUTCOMES, "bytes_up", "bytes_down", "samples", "strikes"), ["seen_ms"], ["memory_bytes"]
 )
+_COUNT_EXCHANGE = _adding(Exchange, ("count",), newest=["distance"])
 _COUNT_EPOCH = _adding(EpochStat, ("reassigned", "duplicates_refused", "counted", "covered"))
 _BLANK_WORKER: Row = {column.name: None for column in WORKER.c} | {"name": "", "device": "", "samples_per_s": 0.0}
 _BAN = "UPDATE worker_stat SET banned = :reason WHERE job_id = :job_id AND worker = :worker"
@@ -116,6 +118,7 @@ def store_changes(connection: Connection, state: JobState, changes: Changes, was
         _present(connection, row)
     of_workers = [_BLANK_WORKER | row for row in changes.workers.values()]
     others = [(_COUNT_WORKER, of_workers), (_COUNT_EPOCH, [*changes.epochs.values()]), (_BAN, changes.bans)]
+    others += [(_COUNT_EXCHANGE, [*changes.exchanges.values()])]
     others += [(_UNFIT, changes.unfit), (_VOID, changes.damaged)]
     for statement, rows in others:
         if rows:

@@ -366,6 +366,7 @@ class JobSpec(Part):
         if task.needs_facts:
             return self
         self._consistent()
+        self._check_updates()
         self._shared_out()
         self.strategy.check(self.plan, self.workers.min)
         largest, heaviest = max((self._state_vectors(one), one.name) for one in self._sent_optimizers)
@@ -422,14 +423,30 @@ class JobSpec(Part):
                 f"must divide micro_batch ({self.micro_batch}), so that all pieces have the same number of samples"
             )
             raise error_at("JobSpec", "accumulate", message)
-        if self.audit and (why := self._not_repeatable()):
-            raise error_at(
-                "JobSpec", "audit", f"cannot compare two machines' updates, because {why}, or set audit to 0"
-            )
         if self.plan.units_per_round > LARGEST_ROUND:
             raise error_at(
                 "JobSpec", "micro_batches_per_round", f"Input should be less than or equal to {LARGEST_ROUND}"
             )
+
+    def _check_updates(self) -> None:
+        """Raises ValidationError: the updates that workers send cannot be audited, or make no peers' weights."""
+        if self.audit and (why := self._not_repeatable()):
+            raise error_at(
+                "JobSpec", "audit", f"cannot compare two machines' updates, because {why}, or set audit to 0"
+            )
+        if self.strategy.averaging and not self._suits_peers():
+            raise error_at(
+                "JobSpec",
+                "codec",
+                f"strategy {self.strategy.kind} publishes weights as differences from a version: set codec.down "
+                "to float32, and codec.up to float32, float16, bfloat16 or int8",
+            )
+
+    def _suits_peers(self) -> bool:
+        """Whether peers' weights can be had from a version and a message: the version is exact, and no codec's residual
+        is to be added.
+        """
+        return self.codec != "auto" and CODECS[self.codec.down].exact and not CODECS[self.codec.up].residual
 
     def with_audits(self, is_open: bool) -> "JobSpec":
         """This specification as a new job has it: with audits if it leaves them open, invited machines serve its queue
@@ -441,6 +458,8 @@ class JobSpec(Part):
 
     def _not_repeatable(self) -> str | None:
         """Why two machines of one kind may send different updates for a unit, and the remedy; None: they do not."""
+        if self.strategy.averaging:
+            return "each worker has weights of its own: choose another strategy"
         if self.strategy.keeps_inner:
             return "each worker keeps an inner optimizer's state: set strategy.inner_state to restart"
         if self.strategy.takes_any:
@@ -547,7 +566,7 @@ class JobSpec(Part):
     @property
     def _sent_optimizers(self) -> list[OptimizerSpec]:
         """The optimizers whose state is sent between processes."""
-        inner = self.strategy.inner if self.strategy.keeps_inner else None
+        inner = self.strategy.inner if self.strategy.hands_over_inner else None
         return [self.optimizer, inner] if inner else [self.optimizer]
 
     def _state_vectors(self, optimizer: OptimizerSpec) -> int:

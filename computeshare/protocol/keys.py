@@ -257,6 +257,17 @@ class JobKeys:
         """hash: banned worker to the reason for the ban."""
         return self._key("banned")
 
+    def peers(self) -> str:
+        """hash: worker to `token|units|loss|milliseconds since the epoch` of its newest published weights, until it
+        leaves, where the strategy has peers: the version from which they are a difference, and the number of units
+        that it has made.
+        """
+        return self._key("peers")
+
+    def peer(self, worker: str) -> str:
+        """hash: the message of a worker's newest published weights, part by part; expires."""
+        return self._key("peer", worker)
+
     def answers(self) -> str:
         """hash: sha1 of a submission's nonce to `place|outcome`, of the newest submissions (2,048 at least, 4,096 at
         most), and `places`, the number of all submissions so far.
@@ -316,8 +327,8 @@ class JobKeys:
         return self._key("seats")
 
     def messages(self) -> tuple[str, ...]:
-        """The prefixes of the keys of versions and updates."""
-        return tuple(self._key(kind, "") for kind in ("weights", "delta", "news", "state", "update"))
+        """The prefixes of the keys of versions, updates and peers' weights."""
+        return tuple(self._key(kind, "") for kind in ("weights", "delta", "news", "state", "update", "peer"))
 
     def pattern(self) -> str:
         """Matches every key of the job, for deletion."""

@@ -28,6 +28,8 @@ class Terms:
     """Digest of the parameters that are not trained, as every worker must have built them; empty: there are none."""
     parts: int = 0
     """Maximum parts of an update; 0: no limit."""
+    peers: bool = False
+    """Whether an update is also kept as its worker's newest for other workers to read; then leases are single units."""
 
     def fields(self) -> dict[str, int | float | str]:
         """The fields of the round's hash."""

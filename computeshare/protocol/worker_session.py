@@ -314,6 +314,7 @@ class WorkerSession:
             self.keys,
             staged_keys=[self._staged(nonce, micro_batch) for micro_batch, _, _ in updates],
             update_keys=[self.keys.update(token, micro_batch) for micro_batch, _, _ in updates],
+            peer_key=self.keys.peer(self.worker_id),
             token=token,
             worker=self.worker_id,
             session=self.session_id,

@@ -1,7 +1,7 @@
 """Reads a round's updates bucket by bucket, decodes and checks each, and refuses the invalid ones."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 from hashlib import sha256
@@ -226,10 +226,18 @@ class RoundUpdates:
     """A round's updates, read bucket by bucket, and the average of their buffers."""
 
     def __init__(
-        self, gatherer: Gatherer, base: RoundState, parts: dict[int, Received], average: Callable[[], Average]
+        self,
+        gatherer: Gatherer,
+        base: RoundState,
+        parts: dict[int, Received],
+        average: Callable[[], Average],
+        offsets: Mapping[int, Vector] | None = None,
     ) -> None:
-        """`average`: makes an empty average for the updates' buffers."""
+        """`average`: makes an empty average for the updates' buffers; `offsets`: unit to a vector (d,) to be added to
+        its update.
+        """
         self._gatherer, self._base, self._parts, self._average = gatherer, base, parts, average
+        self._offsets = offsets or {}
         self.buffers = average()
         """Average of the updates' buffers (b,); complete once the last bucket was read, even if buckets are read again.
         """
@@ -237,7 +245,10 @@ class RoundUpdates:
     def read(self, bucket: int) -> Iterator[Vector]:
         """`Gatherer.checked` for this round."""
         self.buffers = self._average()
-        return self._gatherer.checked(self._base, self._parts, bucket, self.buffers)
+        updates = self._gatherer.checked(self._base, self._parts, bucket, self.buffers)
+        where = self._gatherer.layout.buckets[bucket]
+        for unit, values in zip(sorted(self._parts), updates, strict=True):
+            yield values + self._offsets[unit][where] if unit in self._offsets else values
 
 
 @dataclass(frozen=True, slots=True)

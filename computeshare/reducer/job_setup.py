@@ -53,6 +53,7 @@ class JobContext:
             secrets.token_hex(16) if spec.audit else "",
             self.frozen,
             update_parts(self.layout),
+            strategy.averaging is not None,
         )
 
 

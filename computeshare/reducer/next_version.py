@@ -1,8 +1,9 @@
 """The next version of a complete round: audit and combine the updates, step, compute the digest, begin to send it."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import structlog
@@ -15,6 +16,7 @@ from computeshare.protocol.versions.chain import Chain
 from computeshare.reducer.gather import Gatherer, Refused, RoundUpdates
 from computeshare.reducer.job_setup import JobContext
 from computeshare.reducer.recovery import staleness
+from computeshare.strategies.averages import Spread
 from computeshare.tensors.layout import Digest, Weights
 from computeshare.types import Blob, Token, Vector, machine_of
 
@@ -111,28 +113,65 @@ class NextVersion:
     def __init__(self, job: JobContext, session: ReducerSession, helper: Executor) -> None:
         self.job, self._session, self._helper = job, session, helper
         self._audits = Audits(session, job.gatherer) if job.spec.audit else None
+        self._references: dict[str, Vector] = {}
+        """Where the strategy has peers: token to the parameters of the recent versions."""
 
     def combine(
-        self, base: RoundState, parts: dict[int, Received], samples: Sequence[int]
-    ) -> tuple[Vector, Vector, list[int]]:
+        self, base: RoundState, parts: dict[int, Received], samples: Sequence[int], parameters: Vector
+    ) -> tuple[Vector, Vector, dict[str, Any]]:
         """Combine a round's updates.
 
         Args:
             parts: unit to its update; all of them count.
             samples: of each unit, ascending.
-        Returns: the gradient (d,), the average of the updates' buffers (b,), and each update's staleness in versions.
+            parameters: of the version from which the round started, as workers know them.
+        Returns: the gradient (d,), the average of the updates' buffers (b,), and facts for the version's event.
         Raises: Refused: some updates were refused; Diverged.
         """
         if self._audits:
             self._audits.check(base, parts)
         ages = [staleness(parts[m].base, base.token) for m in sorted(parts)]
+        about: dict[str, Any] = {"staleness": ages} if any(ages) else {}
         server_step = self.job.server_step
+        if self.job.spec.strategy.averaging:
+            return self._mean_of_peers(base, parts, parameters, about)
         updates = RoundUpdates(self.job.gatherer, base, parts, lambda: server_step.average(samples))
         try:
             gradient = server_step.combine(updates.read, samples, ages)
         finally:
             self.job.gatherer.settle()
-        return gradient, updates.buffers.value, ages
+        return gradient, updates.buffers.value, about
+
+    def _mean_of_peers(
+        self, base: RoundState, parts: dict[int, Received], parameters: Vector, about: dict[str, Any]
+    ) -> tuple[Vector, Vector, dict[str, Any]]:
+        """The version's parameters minus the mean of each peer's newest weights, as `combine`; `about` also tells the
+        consensus distance: the root mean square, over parameters and peers, of the weights' distance from their mean.
+
+        A peer whose reference this reducer has not had, because it took over since, is left out of this mean.
+        """
+        references = self._recent_references(base, parameters)
+        newest = {part.worker: part for part in sorted(parts.values(), key=lambda part: part.at)}.values()
+        chosen = {part.micro_batch: part for part in newest if part.base in references} or parts
+        samples = [self.job.plan.unit_size(unit) for unit in sorted(chosen)]
+        own, others = str(base.token), {part.base for part in chosen.values()} & references.keys()
+        offsets = {token: parameters - references[token] for token in others if token != own}
+        by_unit = {unit: offsets[part.base] for unit, part in chosen.items() if part.base in offsets}
+        average, spread = self.job.server_step.average, Spread()
+        updates = RoundUpdates(self.job.gatherer, base, chosen, lambda: average(samples), by_unit)
+        try:
+            gradient = self.job.server_step.combine(lambda bucket: spread.of(updates.read(bucket)), samples)
+        finally:
+            self.job.gatherer.settle()
+        distance = math.sqrt(spread.square / (len(chosen) * len(parameters)))
+        return gradient, updates.buffers.value, about | {"consensus": distance}
+
+    def _recent_references(self, base: RoundState, parameters: Vector) -> dict[str, Vector]:
+        """The parameters of the recent versions, now with those of `base`."""
+        self._references[str(base.token)] = parameters.copy()  # the step overwrites them
+        for outdated in [*self._references][: -self.job.spec.strategy.recent]:
+            del self._references[outdated]
+        return self._references
 
     def step(
         self, version: int, model: "ServerModel", gradient: Vector, buffers: Vector

@@ -130,24 +130,36 @@ class Recovery:
         return weights, delta_bytes
 
     def _repeat_step(self, state: RoundState, weights: Weights) -> "ServerModel":
-        """Repeat the step that led to the current version, from the state of its base and the updates it counted."""
+        """Repeat the step that led to the current version, from the state of its base and the updates it counted; a
+        version that is its weights alone needs no step.
+        """
         base = state.base
-        raw = self._session.load_state(base) if base else None
-        base_weights = self._weights(base, *self._session.chain())[0] if base else None
-        if base is None or raw is None or base_weights is None:
-            raise LostClaim(f"the state before version {state.token} is gone")
-        before = self._server_step.load(base_weights, raw)
+        if base is None:
+            raise LostClaim(f"version {state.token} has no version before it")
         counted = self._session.counted(state)
+        if self._server_step.is_stateless:
+            model = self._server_step.load(weights, b"")
+        else:
+            model = self._stepped_again(state, base, counted, weights)
+        if not self._session.store_state(base, counted, state.token, self._server_step.dump(model.master)):
+            raise LostClaim(f"version {state.token} has been succeeded meanwhile")
+        return model
+
+    def _stepped_again(
+        self, state: RoundState, base: Token, counted: Sequence[tuple[str, int]], weights: Weights
+    ) -> "ServerModel":
+        raw, before = self._session.load_state(base), self._weights(base, *self._session.chain())[0]
+        if raw is None or before is None:
+            raise LostClaim(f"the state before version {state.token} is gone")
+        model = self._server_step.load(before, raw)
         samples = [self._plan.unit_size(unit) for _, unit in counted]
 
         def read(bucket: int) -> Iterator[Vector]:
             return (self._reread(update, bucket, state.token) for update in counted)
 
         gradient = self._server_step.combine(read, samples, [staleness(token, base) for token, _ in counted])
-        master = self._server_step.next_parameters(state.token.version, before, gradient)
-        if not self._session.store_state(base, counted, state.token, self._server_step.dump(master)):
-            raise LostClaim(f"version {state.token} has been succeeded meanwhile")
-        return dataclasses.replace(before, master=master, published=weights)
+        master = self._server_step.next_parameters(state.token.version, model, gradient)
+        return dataclasses.replace(model, master=master, published=weights)
 
     def _reread(self, update: tuple[str, int], bucket: int, token: Token) -> Vector:
         values = self._gatherer.reread(update, bucket)

@@ -175,7 +175,9 @@ class RoundHandler:
         counted = [parts[m] for m in sorted(parts)]
         samples = [job.plan.unit_size(part.micro_batch) for part in counted]
         try:
-            gradient, buffers, staleness = self._next_version.combine(base, parts, samples)
+            parameters = current.model.published.parameters
+            gradient, buffers, about = self._next_version.combine(base, parts, samples, parameters)
+            del parameters
         except Refused:
             return
         failpoint("after_gather")
@@ -189,9 +191,7 @@ class RoundHandler:
         del current, full
         left, sha256 = self._next_version.begin_sending(weights, model.published, digest)
         token = Token(base.token.incarnation, base.version + 1, sha256[:16])
-        event = self._event(base, token, sha256, counted, samples)
-        if any(staleness):
-            event["staleness"] = staleness
+        event = self._event(base, token, sha256, counted, samples) | about
         next_round = self._next_round(token.version, tuple(m for m in base.units if m not in parts), base)
         if next_round.carried and next_round.wanted is None:
             event["carried"] = next_round.carried

@@ -53,6 +53,29 @@ class Mean:
         return self._sum
 
 
+class Spread:
+    """How far vectors, of which some buckets are added one by one, are from their mean.
+
+    Source: Welford, Technometrics 4 (1962), by which nothing is read twice and small distances are not lost.
+    """
+
+    def __init__(self) -> None:
+        self.square = 0.0
+        """Sum over all vectors and buckets of the squared distance from the bucket's mean."""
+
+    def of(self, updates: Iterable[Vector]) -> Iterator[Vector]:
+        """Pass a bucket of each vector on, and add their distances to `square` at the end."""
+        middle: Vector | None = None
+        for count, update in enumerate(updates, 1):
+            if middle is None:
+                middle = update.copy()
+            else:
+                apart = update - middle
+                middle += apart / np.float32(count)
+                self.square += square(apart) * (count - 1) / count
+            yield update
+
+
 class Robust:
     """An average of whole vectors, which are kept until all were added; regardless of samples."""
 

@@ -6,7 +6,7 @@ Free of torch: a strategy describes the workers' part as data (`inner`) and NumP
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import Field
 
@@ -38,6 +38,36 @@ class Contributions:
     staleness: Sequence[int] = ()
     workers: int = 1
     norms: Sequence[float] = ()
+
+
+class Averaging(Protocol):
+    """How a peer averages its weights with another peer's, see `gossip`."""
+
+    @property
+    def fetch_probability(self) -> float:
+        """The probability of an exchange after a unit."""
+
+    @property
+    def timeout_ms(self) -> int:
+        """The longest wait for the other's weights once the unit is computed."""
+
+    @property
+    def matching(self) -> Literal["random", "pairs"]:
+        """How peers find each other."""
+
+    @property
+    def outer_lr(self) -> float:
+        """The length of a step towards the average; 1: all the way."""
+
+    @property
+    def outer_momentum(self) -> float:
+        """Nesterov momentum of these steps."""
+
+    def share(self, own: tuple[int, float], other: tuple[int, float]) -> float:
+        """The share of the other's weights, 0 to 1, given units and loss of both peers."""
+
+    def towards(self, own: Vector, other: Vector, share: float) -> Vector:
+        """One's own weights (d,), moved by `share` of the way to the other's."""
 
 
 class Strategy(Part):
@@ -149,6 +179,20 @@ class Strategy(Part):
     def keeps_inner(self) -> bool:
         """Whether the state of `inner` is kept from unit to unit, and handed over by workers that leave."""
         return False
+
+    @property
+    def hands_over_inner(self) -> bool:
+        """Whether a worker that leaves hands the state of `inner` over to another."""
+        return self.keeps_inner
+
+    @property
+    def averaging(self) -> "Averaging | None":
+        """How each worker, a peer, averages weights of its own with those of others; None: workers have none.
+
+        With peers, an update is the version's weights minus the peer's, and a version is the mean of each peer's newest
+        weights.
+        """
+        return None
 
     @property
     def extra_vectors(self) -> int:

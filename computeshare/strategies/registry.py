@@ -9,11 +9,12 @@ from pydantic_core import InitErrorDetails
 from computeshare.jobspec.part import error_at
 from computeshare.strategies.base import Strategy
 from computeshare.strategies.buffered_async import AsyncStrategy
+from computeshare.strategies.gossip import GossipStrategy
 from computeshare.strategies.local import LocalStrategy
 from computeshare.strategies.signsgd import SignStrategy
 from computeshare.strategies.sync import SyncStrategy
 
-AnyStrategy: TypeAlias = SyncStrategy | AsyncStrategy | LocalStrategy | SignStrategy
+AnyStrategy: TypeAlias = SyncStrategy | AsyncStrategy | LocalStrategy | GossipStrategy | SignStrategy
 """The only list of strategies: add new kinds here."""
 KINDS: Mapping[str, type[AnyStrategy]] = {one.model_fields["kind"].default: one for one in get_args(AnyStrategy)}
 DEFAULT = SyncStrategy()

@@ -136,6 +136,14 @@ class ServerStep:
         return self._down.exact
 
     @property
+    def is_stateless(self) -> bool:
+        """Whether a version is its weights alone: no optimizer state, no average, no higher precision."""
+        optimizer = self._spec.optimizer
+        return (
+            self.is_exact and not self._spec.ema and optimizer.name == "SGD" and not optimizer.arguments.get("momentum")
+        )
+
+    @property
     def chained(self) -> bool:
         """Whether versions are published as differences from the version before."""
         return self._down.differences

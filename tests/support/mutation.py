@@ -31,6 +31,7 @@ from tests.support.rounds import join, reducer, store  # noqa: F401
 TESTS = tuple(
     f"tests/integration/protocol/rounds/test_{which}.py"
     for which in (
+        "peers",
         "rounds",
         "checks",
         "quorum",

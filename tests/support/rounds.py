@@ -93,6 +93,7 @@ def submit_staged(store: RoundStore, session: WorkerSession, event: str) -> Any:
         store.keys,
         staged_keys=[store.keys.staged("n:0")],
         update_keys=[store.keys.update(str(ZERO), 0)],
+        peer_key=store.keys.peer(session.worker_id),
         token=str(ZERO),
         worker=session.worker_id,
         session=session.session_id,

@@ -58,6 +58,9 @@ HMGET {WEIGHTS} | <part>
 HGET {DELTA} <part>
 HMGET {DELTA} | <part>
 HMGET {NEWS} | <part>
+HGETALL {JOB.peers()}
+HGET {JOB.peers()} <other-worker>
+HMGET {JOB.peer("<other-worker>")} | <part>
 HSET {JOB.measured()} <worker> <short>
 SET {PROBE} <large> EX {PROBED_S}
 GET {PROBE}
@@ -180,6 +183,7 @@ RQ_FIELDS = (
 WORKER = r"(?P<worker>[a-z0-9]{12,32})"
 FORMS = {
     "worker": WORKER,
+    "other-worker": r"[a-z0-9]{12,32}",
     "job": rf"(?P<job>{JOB_ID.pattern})",
     "seat": rf"{WORKER}-{JOB_ID.pattern}-[0-9]{{1,4}}-[0-9]{{1,9}}",
     "staged": rf"{WORKER}:[0-9a-f]{{32}}:[0-9]{{1,15}}",

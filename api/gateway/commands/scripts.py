@@ -55,6 +55,7 @@ MORE_FORMS = {
 Values = Mapping[str, Any]
 IMPLIED: Mapping[str, Callable[[JobKeys, Values], str | list[str]]] = {
     "news_key": lambda job, values: job.news(values["token"]),
+    "peer_key": lambda job, values: job.peer(values["worker"]),
     "update_keys": lambda job, values: [job.update(values["token"], one) for one in values["micro_batches"]],
     "staged_keys": lambda job, values: [
         job.staged(f"{values['worker']}:{values['nonce']}:{one}") for one in values["micro_batches"]

@@ -90,10 +90,11 @@ function show() {
 // The events
 
 const takesLate = document.querySelector("[data-plot=staleness]") !== null;
-const valuesOf = ({ loss, samples_per_s, staleness }) => ({
+const valuesOf = ({ loss, samples_per_s, staleness, consensus }) => ({
   train_loss: loss,
   samples_per_s,
   staleness: takesLate ? (staleness ?? 0) : null,
+  consensus: consensus ?? null,
 });
 
 const start = () => Date.parse(job.started_at ?? job.created_at) / 1000;

@@ -58,6 +58,10 @@ const PLOTS = {
     lines: [{ name: "staleness", label: "Staleness (versions)", colour: "--train", smooth: true }],
     value: (at) => at.toFixed(2), tick: (at) => String(+at.toFixed(2)), range: fromZero, log: false,
   },
+  consensus: {
+    lines: [{ name: "consensus", label: "Distance", colour: "--train", smooth: true }],
+    value: loss, range: fromZero, log: true,
+  },
 };
 
 const axis = (values, place) => ({

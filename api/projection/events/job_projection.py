@@ -46,6 +46,8 @@ class Changes:
     refusals: list[Row] = field(default_factory=list)
     workers: dict[str, Row] = field(default_factory=dict)
     """Increments of each worker's counters."""
+    exchanges: dict[tuple[str, str], Row] = field(default_factory=dict)
+    """Increments, by worker and the peer whose weights it read."""
     presence: list[Row] = field(default_factory=list)
     """Joins and leaves, in order."""
     bans: list[Row] = field(default_factory=list)
@@ -96,6 +98,12 @@ class JobProjection:
             counters = dict.fromkeys((*OUTCOMES, "bytes_up", "bytes_down", "samples", "seen_ms", "strikes"), 0)
             row = self.changes.workers[worker] = {"job_id": self.state.id, "worker": worker, **counters}
         return row
+
+    def count_exchange(self, worker: str, peer: str, distance: float | None) -> None:
+        """Count that a worker averaged its weights with another's, so far apart."""
+        known = self.changes.exchanges.get((worker, peer), {"count": 0})
+        row = {"job_id": self.state.id, "worker": worker, "peer": peer, "count": known["count"] + 1}
+        self.changes.exchanges[worker, peer] = row | {"distance": distance}
 
     def count_reassigned(self, micro_batches: Sequence[int]) -> None:
         """Count micro-batches that were leased to another worker, in addition or instead."""

@@ -9,6 +9,7 @@ from api.projection.events.parser import (
     memory_of,
     name_of,
     numbers_of,
+    optional_of,
     text_of,
     version_of,
 )
@@ -55,6 +56,8 @@ def submission(projection: JobProjection, event: StreamEvent) -> None:
     row["bytes_up"] += bytes_up
     row["bytes_down"] += bytes_down
     row["memory_bytes"] = memory_of(data) or row.get("memory_bytes")
+    if (met := data.get("exchange")) and outcome == "accepted":
+        projection.count_exchange(worker, name_of(met["peer"]), optional_of(met["distance"]))
     if counted:
         projection.rates.of(worker).add(event.at_ms, samples)
     if outcome in ("accepted", "duplicate"):

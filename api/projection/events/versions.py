@@ -56,6 +56,7 @@ def version(projection: JobProjection, event: StreamEvent) -> None:
             "seconds": {str(k)[:20]: finite_of(v) for k, v in list(data["seconds"].items())[:10]},
             "at_ms": event.at_ms,
             "voided": False,
+            "consensus": optional_of(data["consensus"]) if "consensus" in data else None,
         }
     )
     for (micro_batch, worker, size), late in zip(counted, staleness, strict=True):
@@ -65,6 +66,8 @@ def version(projection: JobProjection, event: StreamEvent) -> None:
     shown = {"version": token.version, "token": str(token), "epoch": epoch, "loss": loss, "samples": samples}
     if any(staleness):
         shown["staleness"] = round(sum(staleness) / len(staleness), 3)
+    if "consensus" in data:
+        shown["consensus"] = optional_of(data["consensus"])
     if doubled := numbers_of(data.get("doubled", [])):
         shown["doubled"] = len(doubled)
         projection.count_reassigned(doubled)

@@ -8,7 +8,8 @@
 -- version, none with more than an equal share; 0: no limit), `fewest` (sessions that must exist; with `sharers`, on as
 -- many machines), `unmeasured` (maximum units for a worker of unknown speed; 0: its share), `audit` (share of units that
 -- a second machine of the same kind computes as well: a worker cannot tell such a copy from its own units, and `secret`,
--- which no worker knows, decides which units these are).
+-- which no worker knows, decides which units these are), `peers` (1: a worker publishes its weights after each unit, so
+-- it gets one at a time).
 -- Returns {answer, current token, ms until the next request makes sense, micro-batch, ...}. The answer is `leased`,
 -- `wait`, `stale` (another version is current), `fenced`, `banned`, `gone` (the job is not open), or the job's status
 -- if it is not running. Only `leased` changes anything and returns micro-batches.
@@ -30,9 +31,9 @@ local TRIED_AGAIN_AFTER = 8
 local BACKUP_FACTOR, BACKUP_MS = 1.5, 100
 local EXPECTED_MS = 250 -- how much later than this worker the others may ask
 local status, current, first, count, cursor, version, opened, total, closed, needed, base, backup,
-  sharers, fewest, unmeasured, doubled, audit, secret = unpack(redis.call("HMGET", round_key, "status", "token", "first", "count",
+  sharers, fewest, unmeasured, doubled, audit, secret, peers = unpack(redis.call("HMGET", round_key, "status", "token", "first", "count",
   "cursor", "version", "opened", "total", "closed", "needed", "base", "backup", "sharers", "fewest",
-  "unmeasured", "doubled", "audit", "secret"))
+  "unmeasured", "doubled", "audit", "secret", "peers"))
 if not status then return {"gone", "", 0} end
 if status ~= "running" then return {status, current, 0} end
 if redis.call("HGET", sessions_key, worker) ~= session then
@@ -96,6 +97,7 @@ end
 local again = 4000
 local most = measured and math.max(devices, math.floor(TOGETHER_MS / speed)) or math.huge
 if not measured and unmeasured > 0 then most = unmeasured * devices end
+if peers == "1" then most = 1 end
 local fair = math.min(math.ceil(needed / #workers), most, room)
 local share = fair
 local left = redis.call("LLEN", free_key) + count - cursor

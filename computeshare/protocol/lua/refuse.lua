@@ -7,7 +7,7 @@
 local round_key, fence_key, received_key, free_key, update_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local strikes_key, suspects_key, versions_key, events_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local banned_key, sessions_key, leases_key, backups_key = KEYS[10], KEYS[11], KEYS[12], KEYS[13]
-local answers_key, audits_key = KEYS[14], KEYS[15]
+local answers_key, audits_key, peers_key = KEYS[14], KEYS[15], KEYS[16]
 local token, fence = ARGV[1], ARGV[2]
 local micro_batch, worker = ARGV[3], ARGV[4] -- of the refused submission
 local event = ARGV[5] -- JSON object; `strike` (true or false) is added below
@@ -56,6 +56,7 @@ if strike then
   if strikes >= banning_strikes and redis.call("HSETNX", banned_key, worker, reason) == 1 then
     local newest = redis.call("HGET", sessions_key, worker)
     redis.call("HDEL", sessions_key, worker)
+    redis.call("HDEL", peers_key, worker)
     free_leases(leases_key, backups_key, audits_key, free_key, newest)
     append_event(events_key, "banned",
       cjson.encode({worker = worker, session = newest or "", strikes = strikes, reason = reason}))

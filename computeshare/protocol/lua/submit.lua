@@ -2,7 +2,8 @@
 -- on one that will still be recent enough for the version of which the update becomes a part.
 -- The reducer wrote the terms into the round: `sharers` (machines that must share a version, none with more than an
 -- equal share; 0: no limit), `limit` (bytes of an update; of a larger one only the size is kept, and the reducer
--- refuses it), `parts` (of an update; 0: no limit).
+-- refuses it), `parts` (of an update; 0: no limit), `peers` (1: the update is also kept as the worker's newest, for
+-- other workers to read).
 -- Returns {outcome, current token, status, earlier outcome for this nonce (empty: none)}. The outcome is `accepted` (at
 -- least one micro-batch), `duplicate`, `stale`, `lease_lost`, `fenced`, `refused` (staged messages expired or are
 -- incomplete) or `gone`. Only `accepted` adds to the round's updates. Late and incomplete micro-batches are handed
@@ -10,14 +11,15 @@
 local round_key, sessions_key, leases_key, backups_key, received_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local speeds_key, answers_key, full_key, events_key, free_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local arrivals_key, recent_key, audits_key, copies_key = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
-local staged_keys, update_keys = slice(KEYS, 15, 2), slice(KEYS, 16, 2) -- for each micro-batch
+local peers_key, peer_key = KEYS[15], KEYS[16] -- peer: the worker's newest published weights
+local staged_keys, update_keys = slice(KEYS, 17, 2), slice(KEYS, 18, 2) -- for each micro-batch
 local token, worker, session, nonce = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local event = ARGV[5] -- JSON object: the worker's description of the submission
 local parts = tonumber(ARGV[6]) -- number of parts of each message
 local micro_batches, losses = slice(ARGV, 7, 2), slice(ARGV, 8, 2)
 
-local status, current, opened, total, needed, closed, recent, sharers, limit, most = unpack(redis.call("HMGET",
-  round_key, "status", "token", "opened", "total", "needed", "closed", "recent", "sharers", "limit", "parts"))
+local status, current, opened, total, needed, closed, recent, sharers, limit, most, peers = unpack(redis.call("HMGET",
+  round_key, "status", "token", "opened", "total", "needed", "closed", "recent", "sharers", "limit", "parts", "peers"))
 total, needed, sharers, limit = tonumber(total), tonumber(needed), tonumber(sharers), tonumber(limit)
 most = tonumber(most or "0")
 parts = math.max(1, parts)
@@ -171,6 +173,13 @@ for place, one in ipairs(accepted) do
   redis.call("LPUSH", arrivals_key, now - tonumber(opened))
 end
 redis.call("LTRIM", arrivals_key, 0, 63)
+local PEER_S = 600 -- life of published weights
+if peers == "1" and redis.call("COPY", update_keys[accepted[#accepted][1]], peer_key, "REPLACE") == 1 then
+  redis.call("EXPIRE", peer_key, PEER_S)
+  local units = tonumber((redis.call("HGET", peers_key, worker) or ""):match("^.-|(%d+)|")) or 0
+  local loss = tonumber(losses[accepted[#accepted][1]]) or 0 / 0
+  redis.call("HSET", peers_key, worker, string.format("%s|%d|%.9g|%.0f", token, units + #accepted, loss, now))
+end
 measure(worker, (now - leased) / (#accepted + #copies))
 for lease, units in pairs(overtaken) do -- the other worker takes at least this long
   local since, holder = lease:match("^(.-)|(.*)$")

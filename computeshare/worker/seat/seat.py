@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,6 +21,8 @@ from computeshare.bundles.exchange import Fetched
 from computeshare.codecs.messages import UpdateEncoder, feedback_of, in_parts
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import ArtifactError, CodecError, Fenced, Interrupted, JobGone, RecipeError, SpecError, Unfit
+from computeshare.gossip.peer_replica import Partners, PeerReplica
+from computeshare.gossip.peer_weights import PeerWeights
 from computeshare.jobspec.memory_estimate import allowed_bytes
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.own_data import TRAINING_FILES
@@ -32,9 +35,10 @@ from computeshare.runtime.log_lines import Writer
 from computeshare.runtime.processes import configure_logging, hostname, keep_freed_memory, spare_the_collector
 from computeshare.settings import Settings
 from computeshare.tasks.recipes.bundle import Bundle
+from computeshare.tensors.layout import Layout
 from computeshare.training.device_group.group import DeviceGroup, GroupComputation
 from computeshare.training.private_replica import PrivateReplica
-from computeshare.training.work_units import Compilation, Computation, kind_with
+from computeshare.training.work_units import AnyReplica, Compilation, Computation, kind_with
 from computeshare.transport.connections import by_loopback, connect, is_next_door, when_there_is_room
 from computeshare.transport.rate_limit import Pacer, parse_rate
 from computeshare.transport.wire import Wires
@@ -196,6 +200,8 @@ class SeatSession:
         feedback = feedback_of(CODECS[codecs.up], layout)
         encoder = UpdateEncoder(CODECS[codecs.up], layout, feedback, compress=not is_next_door(self.redis))
         replicas, outbox = computation.replicas(self.spec), UpdateQueue(self.session, encoder)
+        if peer := self._peer(replicas[0], layout, lambda: inbox.token):
+            replicas = [peer]  # a worker is one peer, on its first device
         if self.spec.privacy:
             replicas = [PrivateReplica(one, self.spec.privacy, layout) for one in replicas]
         devices = self.devices = DeviceGroup(replicas, computation.names)
@@ -208,12 +214,21 @@ class SeatSession:
         self._join(about, computation.frozen)
         self._take_over(devices)
         loop = SeatLoop(
-            self.spec, self.session, self.keeper, devices, feedback, inbox, outbox, memory, self.status, self.stop
+            self.spec, self.session, self.keeper, devices, feedback, inbox, outbox, memory, self.status, self.stop, peer
         )
         with self.keeper:
             reason = loop.run()
         self._hand_over(devices)
         return reason
+
+    def _peer(self, replica: AnyReplica, layout: Layout, token: Callable[[], str]) -> PeerReplica | None:
+        """The replica with weights of its own, where the strategy has peers."""
+        spec, averaging, worker = self.spec, self.spec.strategy.averaging, self.seat.worker
+        if averaging is None:
+            return None
+        source = PeerWeights(self.redis, self.seat.job, worker)
+        partners = Partners(worker, spec.seed, averaging.matching)
+        return PeerReplica(replica, averaging, source, partners, CODECS[spec.codecs.up], layout, token)
 
     def _tell_compilation(self, found: Compilation) -> None:
         """Log by what the model is compiled, or why it is not, if the job asks for it."""

@@ -11,6 +11,7 @@ import structlog
 from computeshare.bundles.exchange import Fetched
 from computeshare.codecs.feedback import Feedback
 from computeshare.errors import CodecError, Interrupted, JobGone
+from computeshare.gossip.peer_replica import PeerReplica
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.worker_session import Grant, Receipt, Waiting, WorkerSession
 from computeshare.runtime.failpoints import failpoint
@@ -71,9 +72,13 @@ class SeatLoop:
         memory: SeatMemory,
         status: SeatStatus,
         stop: threading.Event,
+        peer: PeerReplica | None = None,
     ) -> None:
+        """`peer`: the replica, where the strategy has peers."""
         self.session, self.keeper, self.devices, self.inbox, self.outbox = session, keeper, devices, inbox, outbox
-        self.feedback, self.status, self.stop = feedback, status, stop
+        self.peer, self.status, self.stop = peer, status, stop
+        self.marked = [one for one in (feedback, peer) if one]
+        """What goes back to where it was if an update does not count."""
         self._strategy, self._plan, self._memory = spec.strategy, spec.plan, memory
         self._waiting_s = 0.0
         self._submitted_at = 0.0
@@ -202,9 +207,12 @@ class SeatLoop:
     def _take_back(self) -> None:
         """Discard the updates that were computed."""
         self.status.is_working = False  # so that the wire is not interrupted again
-        if self.feedback:
-            self.feedback.go_back()
+        self._go_back()
         self.outbox.forget()
+
+    def _go_back(self) -> None:
+        for one in self.marked:
+            one.go_back()
 
     def _compute(self, grant: Grant) -> dict[str, float]:
         """Compute the leased units' updates into the outbox. Returns seconds by activity.
@@ -213,8 +221,8 @@ class SeatLoop:
         """
         started = time.perf_counter()
         outbox = self.outbox
-        if self.feedback:
-            self.feedback.mark()
+        for one in self.marked:
+            one.mark()
         try:
             self.devices.compute(grant.micro_batches, self._compute_unit)
         except BaseException:
@@ -241,6 +249,10 @@ class SeatLoop:
             "memory_bytes": self._memory.peak_bytes(),
             "seconds": {name: round(s, 6) for name, s in seconds.items()},
         }
+        if self.peer:
+            about = self.peer.report()
+            report["bytes_down"] += about["bytes"]
+            report |= {"exchange": about["met"]} if about["met"] else {}
         waiting = self._expected(token, seconds["computing"])
         self._waiting_s = 0.0
         receipt = when_there_is_room(lambda: self.outbox.submit(token, report, waiting), self.stop)
@@ -251,8 +263,8 @@ class SeatLoop:
         self.inbox.bytes = 0
         if receipt.outcome == "gone":
             raise JobGone(f"job {self.session.keys.job_id} is not open")
-        if self.feedback and "accepted" not in (receipt.outcome, receipt.before):
-            self.feedback.go_back()
+        if "accepted" not in (receipt.outcome, receipt.before):
+            self._go_back()
         if waiting and receipt.outcome != "accepted":
             return self.session.lease(token)  # the round may still have work for this seat
         return receipt.grant

@@ -54,6 +54,11 @@ class Inbox:
             return self._followed(grant.token, Pulled(None, [grant.weights]))
         return self._whole(grant.token, grant.weights)
 
+    @property
+    def token(self) -> str:
+        """Of the last weights received; empty: there are none, or they were damaged."""
+        return self._digest[0] if self._digest else ""
+
     def is_right(self) -> bool:
         """Wait for the digest of the last weights: whether it matches their token."""
         if self._digest is None:

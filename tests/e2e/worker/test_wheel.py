@@ -69,12 +69,12 @@ def test_it_joins_by_an_invite_and_trains_a_job_to_its_end(plane: ControlPlane, 
 
         def shown() -> Any:
             (one,) = json.loads(owner("status", "--json"))["workers"]
-            return one["job"] and one["job"]["name"] == "birds" and one
+            return one["job"] and one["job"]["name"] == "birds" and one["moved"]["bytes_up"] > 0 and one
 
         long = {"queue": "wheel", "name": "birds", "rounds": 100_000, "evaluate_every": 0}
         job_id = plane.create(**{**DIGITS_MLP, **long})
         one = plane.until("its status", shown)
-        assert one["job"]["id"] == job_id and one["state"] == "busy" and one["moved"]["bytes_up"] > 0
+        assert one["job"]["id"] == job_id and one["state"] == "busy"
         assert (one["control_plane"], one["invite"]) == (f"http://127.0.0.1:{PORT}/v1/gateway", made["id"])
         assert owner("stop").startswith("stopped ") and worker.wait(5) == 6
         plane.http.post(f"/v1/jobs/{job_id}/cancel")

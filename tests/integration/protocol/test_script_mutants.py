@@ -32,6 +32,7 @@ FORGOTTEN = (
 
 CHANGES: dict[str, list[tuple[str, str]]] = {
     "ban": [
+        ('redis.call("HDEL", peers_key, worker)', ""),
         (VERSION_MOVED_ON, ""),
         (FENCE_MOVED_ON, ""),
         ('if redis.call("HSETNX", banned_key, worker, reason) == 0 then return 0 end', ""),
@@ -263,7 +264,8 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
         ("room = room - one[1]", ""),
         ("return math.abs(late(holder))", "return -late(holder)"),
         ("known > 0 and usual / known or UNMEASURED_MS", "UNMEASURED_MS"),
-        ("measured and math.max(1, math.floor(TOGETHER_MS / speed)) or math.huge", "math.huge"),
+        ("measured and math.max(devices, math.floor(TOGETHER_MS / speed)) or math.huge", "math.huge"),
+        ('if peers == "1" then most = 1 end', ""),
         ("if speed >= SHORT_MS and needed == total", "if needed == total"),
         ("and needed == total and sharers == 0", "and sharers == 0"),
         ('and redis.call("EXISTS", suspects_key) == 0 then', "then"),
@@ -294,6 +296,7 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
         ('or (session ~= "*" and session ~= newest)', ""),
         ('if redis.call("EXISTS", round_key) == 1 then', "if true then"),
         (HELD, ""),
+        ('redis.call("HDEL", peers_key, worker)', ""),
     ],
     "log": [
         ("if #line <= LONGEST_LINE then", "if true then"),
@@ -326,6 +329,7 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
         ('if redis.call("HGET", round_key, "status") ~= "running" then return 0 end', ""),
     ],
     "refuse": [
+        ('redis.call("HDEL", peers_key, worker)', ""),
         (VERSION_MOVED_ON, ""),
         (FENCE_MOVED_ON, ""),
         ("strikes >= banning_strikes and", ""),
@@ -417,6 +421,9 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
         ("if known and at_least then each = math.max(each, known) end", ""),
         ("(each > known and 0.2 or 0.5)", "0.2"),
         ("(each > known and 0.2 or 0.5)", "0.5"),
+        ('if peers == "1" and', "if"),
+        ('redis.call("EXPIRE", peer_key, PEER_S)', ""),
+        ("units + #accepted, loss", "units, loss"),
         ("measure(holder, (now - since) / units, true)", ""),
         ("(now - since) / units, true", "now - since, true"),
         (PERSISTED, ""),

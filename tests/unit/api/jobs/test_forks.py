@@ -40,8 +40,8 @@ def test_what_followed_from_a_strategy_goes_with_it() -> None:
     assert JobSpec.model_validate(changed(local, {"strategy": {"replicas": 3}})).micro_batches_per_round == 15
     there = changed(spec().model_dump(mode="json"), {"strategy": {"kind": "local", "inner_steps": 7, "replicas": 2}})
     assert JobSpec.model_validate(there).micro_batches_per_round == 14
-    with pytest.raises(ValueError, match="gossip"):
-        JobSpec.model_validate(changed(local, {"strategy": {"kind": "gossip"}}))
+    with pytest.raises(ValueError, match="rumour"):
+        JobSpec.model_validate(changed(local, {"strategy": {"kind": "rumour"}}))
     again = JobSpec.model_validate(changed(local, {"strategy": {"kind": "sync"}}))
     assert (again.micro_batches_per_round, again.optimizer) == (spec().micro_batches_per_round, spec().optimizer)
 

@@ -184,7 +184,7 @@ def test_each_form_reads_as_one_would_write_it() -> None:
     "document",
     [
         {},
-        {"strategy": {"kind": "gossip", "fan out": 3}, "class": 1},
+        {"strategy": {"kind": "rumour", "fan out": 3}, "class": 1},
         {"strategy": {"kind": []}, "codec": {"sideways": "x"}, "workers": 3},
         {"optimizer": {"lr": 1}, "strategy": None, "a b": {"": 0}},
     ],

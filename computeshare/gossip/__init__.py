@@ -1,0 +1,1 @@
+"""Peers: workers with weights of their own, which they average in pairs."""

@@ -1,0 +1,181 @@
+"""Gossip: workers keep weights of their own, and average them in pairs while they train."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from computeshare.jobspec.controls import ROUND, Control
+from computeshare.jobspec.optimizer_spec import OptimizerSpec, changing
+from computeshare.jobspec.sampling_plan import Plan, Round
+from computeshare.strategies.averages import mean
+from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND, Contributions, Strategy
+from computeshare.types import Vector
+
+ADAMW: dict[str, Any] = {"name": "AdamW", "lr": 1e-3}
+"""The default optimizer of a peer's own steps."""
+
+
+class GossipStrategy(Strategy):
+    """Averaging in pairs (AD-PSGD, arXiv:1710.06952): each worker, a peer, keeps its own weights, publishes them after
+    every unit of `every` steps, and averages them with another peer's, read from the broker while it computes.
+
+    Nobody waits for a mean over all: a version is the mean of the peers' newest weights, for scores, checkpoints and
+    workers that join. Peers take its weights as the reference from which their published weights are differences, so
+    that a lossy codec rounds small numbers. With `outer_momentum` a pair takes a Nesterov step on its average
+    (NoLoCo, arXiv:2506.10911).
+    """
+
+    suits: ClassVar[str] = "averages in pairs, without waiting for others"
+    instead: ClassVar[Mapping[str, str]] = {
+        "micro_batches_per_round": "a round has strategy.buffer x strategy.every micro-batches",
+        "optimizer": "set strategy.inner_optimizer instead",
+        "lr_scaling": "set strategy.inner_optimizer.lr instead",
+    }
+    units_from: ClassVar[str] = "strategy.buffer"
+    rate_field: ClassVar[str] = "strategy.inner_optimizer.lr"
+    unit: ClassVar[str] = "work unit"
+    units: ClassVar[str] = "work units"
+    lease: ClassVar[str] = "work unit"
+    takes_any: ClassVar[bool] = True
+
+    kind: Literal["gossip"] = "gossip"
+    every: Annotated[int, Control(ROUND, None)] = Field(
+        10,
+        ge=1,
+        le=10_000,
+        title="Steps between exchanges",
+        description="a peer's own optimizer steps between two exchanges, one micro-batch each",
+    )
+    buffer: Annotated[int, Control(ROUND, None)] = Field(
+        16,
+        ge=1,
+        le=LARGEST_ROUND,
+        title="Units per version",
+        description="a version is made after so many units of any peers",
+    )
+    interpolation: Literal["constant", "clock", "loss"] = Field(
+        "constant",
+        description="the share of the other's weights in an average: constant: factor; clock: the other's part of both "
+        "peers' units so far; loss: the own part of both peers' losses, so that the worse peer moves further",
+    )
+    factor: float = Field(0.5, ge=0, le=1, description="share of the other's weights with interpolation constant")
+    divergence_threshold: float = Field(
+        0, ge=0, description="a peer whose loss is below this takes a smaller share, by loss / threshold; 0: never"
+    )
+    fetch_probability: float = Field(1, ge=0, le=1, description="probability of an exchange after a unit")
+    timeout_ms: int = Field(
+        2000, ge=1, le=600_000, description="longest wait for another peer's weights once the unit is computed"
+    )
+    matching: Literal["random", "pairs"] = Field(
+        "random",
+        description="random: any peer, seldom a slow one; pairs: the peers are paired off anew after each unit",
+    )
+    max_norm: float | None = Field(
+        None, gt=0, description="clip the difference between the two peers' weights to this Euclidean norm"
+    )
+    inner_optimizer: Annotated[OptimizerSpec, changing(ADAMW)] = Field(
+        default_factory=lambda: OptimizerSpec(**ADAMW), description="a peer's own optimizer, whose state it keeps"
+    )
+    outer_lr: float = Field(1.0, gt=0, le=2, description="step towards the pair's average; 1: all the way")
+    outer_momentum: float = Field(0.0, ge=0, lt=1, description="Nesterov momentum of these steps; 0: none")
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        if self.buffer * self.every > LARGEST_LOCAL_ROUND:
+            raise ValueError(
+                f"buffer x every must be at most {LARGEST_LOCAL_ROUND:,}, not {self.buffer * self.every:,}"
+            )
+        return self
+
+    @property
+    def implied(self) -> dict[str, Any]:
+        """The round's length, and the server's optimizer, which takes the peers' mean as it is."""
+        return {
+            "micro_batches_per_round": self.buffer * self.every,
+            "optimizer": OptimizerSpec(name="SGD", lr=1.0),
+            "lr_scaling": "none",
+        }
+
+    @property
+    def steps(self) -> int:
+        """Micro-batches between two exchanges."""
+        return self.every
+
+    def round(self, plan: Plan, version: int, carried: Sequence[int]) -> Round:
+        """A window of the epoch's units, any `buffer` of which make the version."""
+        return plan.window(version)
+
+    def foreseen(self, plan: Plan, version: int) -> Sequence[int]:
+        """Empty: the units left to a round depend on the workers' speeds."""
+        return ()
+
+    @property
+    def waits_for_slowest(self) -> bool:
+        """False: the first units to arrive make the version."""
+        return False
+
+    @property
+    def recent(self) -> int:
+        """The current version and the two before: peers change their reference when they come to it."""
+        return 3
+
+    @property
+    def inner(self) -> OptimizerSpec:
+        """The optimizer of a peer's own steps."""
+        return self.inner_optimizer
+
+    @property
+    def keeps_inner(self) -> bool:
+        """True: a peer's optimizer goes on from unit to unit, like its weights."""
+        return True
+
+    @property
+    def hands_over_inner(self) -> bool:
+        """False: it belongs to the peer's own weights."""
+        return False
+
+    @property
+    def averaging(self) -> Self:
+        """This strategy: its fields and methods say how."""
+        return self
+
+    @property
+    def extra_vectors(self) -> int:
+        """Own weights now and before the unit, the reference, the other's weights, the difference, inner state."""
+        return 5 + (1 if self.inner_optimizer.name == "SGD" else 2) + 2 * (self.outer_momentum > 0)
+
+    def gradient(self, updates: Iterable[Vector], about: Contributions, out: Vector | None = None) -> Vector:
+        """The version's weights minus the mean of the peers' weights, weighted by samples."""
+        return mean(updates, about.samples, out)
+
+    def share(self, own: tuple[int, float], other: tuple[int, float]) -> float:
+        """The share of another peer's weights in the average with one's own: 0 to 1.
+
+        Args:
+            own, other: units that each peer has made so far, and the mean loss of its last.
+        Source: dpwa's interpolations and divergence guard.
+        """
+        (clock, loss), (its_clock, its_loss) = own, other
+        share = self.factor
+        if self.interpolation == "clock":
+            share = its_clock / (clock + its_clock) if clock + its_clock else self.factor
+        elif self.interpolation == "loss":
+            share = loss / (loss + its_loss) if loss + its_loss > 0 else self.factor
+        if loss < self.divergence_threshold:
+            share *= max(loss, 0.0) / self.divergence_threshold
+        return min(1.0, max(0.0, share))
+
+    def towards(self, own: Vector, other: Vector, share: float) -> Vector:
+        """One's own weights (d,), moved by `share` of the way to another peer's; of a clipped way with `max_norm`.
+
+        Source: ClippedGossip, He et al., arXiv:2202.01545.
+        """
+        way = other - own
+        if self.max_norm is not None:
+            length = float(np.linalg.norm(way))
+            share *= min(1.0, self.max_norm / length) if length > 0 else 1.0
+        way *= np.float32(share)
+        way += own
+        return way

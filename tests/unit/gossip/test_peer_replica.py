@@ -1,0 +1,258 @@
+"""Peers average weights of their own: what they publish, with whom, and what a failure changes."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import Event
+
+import numpy as np
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from computeshare.codecs.messages import encode_update
+from computeshare.codecs.registry import CODECS, EXACT
+from computeshare.errors import Interrupted
+from computeshare.gossip.peer_replica import LEAST, Partners, PeerReplica
+from computeshare.gossip.peer_weights import Published
+from computeshare.strategies.gossip import GossipStrategy
+from computeshare.tensors.layout import Layout, Tensor, Weights
+from computeshare.training.work_units import Compilation, Take, Update
+from computeshare.types import Message, Vector
+
+SIZE = 6
+LAYOUT = Layout((Tensor("w", (SIZE,), "parameter", 0, SIZE), Tensor("mean", (2,), "buffer", 0, 2)))
+FIRST, SECOND, RESTORED = "1.0.aaaaaaaaaaaaaaaa", "1.1.bbbbbbbbbbbbbbbb", "2.1.bbbbbbbbbbbbbbbb"
+
+
+def vector(value: float) -> Vector:
+    return np.full(SIZE, value, np.float32)
+
+
+def weights(value: float) -> Weights:
+    return Weights(vector(value), np.full(2, value, np.float32), np.zeros(0, np.int64))
+
+
+class Stepper:
+    """A replica whose unit moves all its weights up by one."""
+
+    kept = room = None
+    compilation = Compilation()
+
+    def __init__(self) -> None:
+        self.loaded = weights(0)
+        self.interrupted = False
+
+    def load(self, weights: Weights) -> None:
+        self.loaded = weights
+
+    def prefetch(self, micro_batches: Iterable[int]) -> None:
+        raise AssertionError("nobody knows which units come next")
+
+    def compute(self, unit: int, goes_on: Callable[[], bool] = lambda: True, take: Take | None = None) -> Update:
+        if self.interrupted:
+            raise Interrupted("called off")
+        return Update(vector(-1), self.loaded.buffers + 1, 0.5)
+
+    def walk(self, micro_batches: Sequence[int]) -> Update:
+        return self.compute(micro_batches[-1])
+
+
+class Board:
+    """Other peers' published weights."""
+
+    def __init__(self, **others: tuple[str, Message]) -> None:
+        self.published = {name: Published(token, 7, 0.25) for name, (token, _) in others.items()}
+        self.messages = {name: message for name, (_, message) in others.items()}
+        self.error: Exception | None = None
+        self.open = Event()
+        self.open.set()
+
+    def others(self) -> Mapping[str, Published]:
+        return self.published
+
+    def read(self, worker: str, parts: int) -> tuple[Published, Message] | None:
+        self.open.wait(30)
+        if self.error:
+            raise self.error
+        return self.published[worker], self.messages[worker]
+
+
+def message(difference: float, buffers: float = 0.0) -> Message:
+    return encode_update(EXACT, vector(difference), np.full(2, buffers, np.float32), LAYOUT, 0)
+
+
+def peer(board: Board, token: str = FIRST, **fields: object) -> tuple[PeerReplica, Stepper, list[str]]:
+    """A peer that has loaded zeros as version `token`; the list holds the token of the next version to load."""
+    stepper, current = Stepper(), [token]
+    strategy = GossipStrategy.model_validate({"timeout_ms": 20_000, **fields})
+    found = PeerReplica(
+        stepper, strategy, board, Partners("own", 0, strategy.matching), EXACT, LAYOUT, lambda: current[0]
+    )
+    found.load(weights(0))
+    return found, stepper, current
+
+
+def test_alone_it_steps_from_its_own_weights_and_publishes_the_difference_from_the_version() -> None:
+    found, _, current = peer(Board())
+    assert found.compute(0).vector.tolist() == [-1] * SIZE
+    assert found.compute(1).vector.tolist() == [-2] * SIZE
+    current[0] = SECOND
+    found.load(weights(10))
+    taken: dict[int, Vector] = {}
+    update = found.compute(2, take=lambda bucket, values: taken.update({bucket: values.copy()}))
+    assert update.vector.tolist() == [7] * SIZE == taken[0].tolist(), "10 of the reference, less 3 of its own"
+    assert update.buffers.tolist() == [3, 3] and update.loss == 0.5
+    assert found.report() == {"bytes": 0, "met": {}}
+
+
+def test_it_starts_from_anothers_weights_and_averages_with_them() -> None:
+    found, stepper, _ = peer(Board(other=(FIRST, message(-8, 4))), factor=0.25)
+    update = found.compute(0)
+    assert stepper.loaded.parameters.tolist() == [8] * SIZE
+    assert update.vector.tolist() == [-8.75] * SIZE, "a quarter of the way from 9 back to 8"
+    assert update.buffers.tolist() == [4.75, 4.75]
+    report = found.report()
+    assert report["met"] == {"peer": "other", "share": 0.25, "distance": 1.0}
+    assert report["bytes"] == 2 * sum(map(len, message(-8, 4)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "share"),
+    [
+        ({"factor": 0.3}, 0.3),
+        ({"interpolation": "clock"}, 7 / 8),
+        ({"interpolation": "loss"}, 0.5 / 0.75),
+        ({"factor": 0.3, "divergence_threshold": 2.0}, 0.3 * 0.25),
+        ({"factor": 0.3, "divergence_threshold": 0.4}, 0.3),
+    ],
+)
+def test_the_share_follows_from_units_and_losses(fields: dict[str, object], share: float) -> None:
+    found, _, _ = peer(Board(other=(FIRST, message(-8))), **fields)
+    found.compute(0)
+    assert found.report()["met"]["share"] == pytest.approx(share, abs=1e-4)
+
+
+def test_the_way_to_the_other_is_clipped() -> None:
+    found, _, _ = peer(Board(other=(FIRST, message(-100))), max_norm=SIZE**0.5, factor=1.0)
+    found._own = weights(0)
+    assert found.compute(0).vector == pytest.approx(vector(-2))
+
+
+def test_without_exchanges_it_goes_its_own_way() -> None:
+    found, _, _ = peer(Board(other=(FIRST, message(-8))), fetch_probability=0)
+    found._own = weights(0)
+    assert [found.compute(unit).vector[0] for unit in range(3)] == [-1, -2, -3]
+    assert found.report()["met"] == {}
+
+
+def test_a_pair_takes_a_step_with_nesterov_momentum() -> None:
+    found, _, _ = peer(Board(), outer_lr=0.5, outer_momentum=0.9)
+    torch = pytest.importorskip("torch")
+    slow = torch.nn.Parameter(torch.zeros(SIZE))
+    optimizer = torch.optim.SGD([slow], lr=0.5, momentum=0.9, nesterov=True)
+    for unit in range(4):
+        slow.grad = -torch.ones(SIZE)  # where it was, less where a unit has led
+        optimizer.step()
+        assert found.compute(unit).vector == pytest.approx(-slow.detach().numpy(), rel=1e-6)
+
+
+def test_what_did_not_count_is_undone() -> None:
+    found, stepper, _ = peer(Board(), outer_momentum=0.5)
+    found.compute(0)
+    found.mark()
+    before = found.compute(1).vector
+    found.go_back()
+    assert np.array_equal(found.compute(1).vector, before)
+    found.mark()
+    stepper.interrupted = True
+    with pytest.raises(Interrupted):
+        found.compute(2)
+    found.go_back()
+    stepper.interrupted = False
+    assert found.compute(2).vector[0] < before[0]
+
+
+def test_after_a_restore_all_start_from_the_version() -> None:
+    found, stepper, current = peer(Board())
+    found.compute(0)
+    current[0] = RESTORED
+    found.load(weights(5))
+    found.compute(1)
+    assert stepper.loaded.parameters.tolist() == [5] * SIZE
+
+
+@pytest.mark.parametrize(
+    "error", [RedisConnectionError("gone"), Interrupted("called off"), None], ids=["broker", "interrupt", "not finite"]
+)
+def test_an_exchange_that_fails_costs_nothing_but_the_others_score(error: Exception | None) -> None:
+    board = Board(other=(FIRST, message(np.nan)))
+    board.error = error
+    found, _, _ = peer(board)
+    assert found.compute(0).vector.tolist() == [-1] * SIZE
+    assert found._partners._scores == {"other": 0.25}, "when it started, and now"
+
+
+def test_weights_from_another_reference_are_left_out() -> None:
+    found, _, current = peer(Board(other=(SECOND, message(-8))))
+    assert found.compute(0).vector.tolist() == [-1] * SIZE
+    current[0] = SECOND
+    found.load(weights(0))
+    assert found.compute(1).vector.tolist() == [-5] * SIZE, "between 2 and 8"
+
+
+def test_who_answers_late_is_not_waited_for_and_is_asked_again_when_it_has_answered() -> None:
+    board = Board(other=(FIRST, message(-8)))
+    board.open.clear()
+    found, _, _ = peer(board, timeout_ms=20)
+    assert found.compute(0).vector.tolist() == [-1] * SIZE
+    assert found.compute(1).vector.tolist() == [-2] * SIZE
+    assert found._partners._scores == {"other": 0.5}, "asked once"
+    board.open.set()
+    late = found._late
+    assert late
+    late.result(30)
+    found._averaging = GossipStrategy(timeout_ms=20_000)
+    assert found.compute(2).vector.tolist() == [-5.5] * SIZE, "between 3 and 8"
+
+
+def test_slow_peers_are_chosen_seldom_and_never_given_up() -> None:
+    partners = Partners("own", 3, "random")
+    for _ in range(50):
+        partners.note("slow", succeeded=False)
+    chosen = [partners.choose(["fast", "slow"], 0) for _ in range(2000)]
+    assert partners._scores["slow"] == LEAST
+    assert 5 < chosen.count("slow") < 120
+    for _ in range(50):
+        partners.note("slow", succeeded=True)
+    assert partners._scores["slow"] == 1.0
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7, 8])
+def test_pairs_are_mutual_and_change(count: int) -> None:
+    names = [f"peer{number}" for number in range(count)]
+    everyone = {name: Partners(name, 1, "pairs") for name in names}
+    met: dict[str, set[str]] = {name: set() for name in names}
+    for units in range(60):
+        chosen = {name: one.choose([n for n in names if n != name], units) for name, one in everyone.items()}
+        assert sum(other is None for other in chosen.values()) == count % 2
+        for name, other in chosen.items():
+            if other:
+                assert chosen[other] == name
+                met[name].add(other)
+    assert all(len(others) == count - 1 for others in met.values()), "everyone meets everyone"
+
+
+def test_a_lossy_codec_rounds_the_difference_and_no_more() -> None:
+    difference = np.linspace(-1, 1, SIZE, dtype=np.float32) * 1e-3
+    board = Board(other=(FIRST, encode_update(CODECS["int8"], difference, np.zeros(2, np.float32), LAYOUT, 0)))
+    stepper = Stepper()
+    replica = PeerReplica(
+        stepper, GossipStrategy(), board, Partners("own", 0, "random"), CODECS["int8"], LAYOUT, lambda: FIRST
+    )
+    replica.load(weights(100))
+    replica.compute(0)
+    assert stepper.loaded.parameters == pytest.approx(100 - difference, abs=1e-3 / 127 + 1e-5)
+
+
+@pytest.mark.parametrize("entry", [b"", b"x", b"t|1|nan|5", b"t|x|1.0|5", b"t|1|1.0", b"\xff|1|1.0|5"])
+def test_an_entry_that_no_script_wrote_is_none(entry: bytes) -> None:
+    assert Published.parse(entry) is None
+    assert Published.parse(b"t|12|0.5|99") == Published("t", 12, 0.5)
