@@ -23,7 +23,8 @@ class Metrics:
     job with a validation split has its versions scored on that, and its best and its last on the test set too.
 
     Language models have a perplexity instead of an accuracy. `staleness` is the mean age, in versions, of the updates
-    in a version; only `async` jobs have it.
+    in a version; only `async` and `gossip` jobs have it. `consensus` is the root mean square of the distance between
+    workers' own weights and their mean; only `gossip` jobs have it.
     """
 
     train_loss: Series = ()
@@ -34,6 +35,7 @@ class Metrics:
     bytes_up: Series = ()
     bytes_down: Series = ()
     staleness: Series = ()
+    consensus: Series = ()
     validation_loss: Series = ()
     validation_accuracy: Series = ()
     own_metrics: Mapping[str, Series] = field(default_factory=dict)

@@ -1,13 +1,22 @@
-"""Reads the weights that a job's workers have published, where the strategy has peers."""
+"""Weights that peers have published: those of a job's workers, and those of processes with loops of their own."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
 
 from redis import Redis
 
-from computeshare.protocol.channel import Channel, pairs
+from computeshare.protocol import keys
+from computeshare.protocol.channel import Channel, pairs, staging
 from computeshare.protocol.keys import JobKeys
-from computeshare.types import Message
+from computeshare.transport.wire import Wires
+from computeshare.types import Blob, Message
+
+LONGEST_ENTRY = 200
+GROUP_S = 60
+"""For how long, in seconds, a process of a group is read that publishes nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,33 +29,78 @@ class Published:
     """Units that the peer has made so far."""
     loss: float
     """Mean loss of the last unit."""
+    at_ms: int
+    """When they were published, in milliseconds since the epoch by the broker's clock."""
+
+    def __str__(self) -> str:
+        """As the broker holds it."""
+        return f"{self.token}|{self.units}|{self.loss:.9g}|{self.at_ms}"
 
     @classmethod
     def parse(cls, entry: bytes) -> "Published | None":
-        """Parse the broker's entry; None: no script has written it."""
+        """Parse the broker's entry; None: it is none."""
         try:
-            token, units, loss, _ = entry.decode().split("|")
-            found = cls(token, int(units), float(loss))
+            token, units, loss, at_ms = entry[:LONGEST_ENTRY].decode().split("|")
+            found = cls(token, int(units), float(loss), int(at_ms))
         except ValueError:
             return None
         return found if math.isfinite(found.loss) else None
 
 
 class PeerWeights:
-    """The published weights of a job's other workers, over connections of its own."""
+    """The published weights of other peers, over connections of its own."""
 
-    def __init__(self, redis: Redis, job_id: str, worker: str) -> None:
-        self._channel, self._keys, self._worker = Channel(redis), JobKeys(job_id), worker
+    def __init__(
+        self, redis: Redis, peers_key: str, peer_key: Callable[[str], str], own: str, wires: Wires | None = None
+    ) -> None:
+        """`peers_key`, `peer_key`: as `JobKeys.peers` and `JobKeys.peer`; `own`: the peer that reads."""
+        self._reading = Channel(redis, wires)
+        self._peers_key, self._peer_key, self._own = peers_key, peer_key, own
+
+    @classmethod
+    def of_job(cls, redis: Redis, job_id: str, worker: str, wires: Wires | None = None) -> Self:
+        """Those of a job's workers."""
+        job = JobKeys(job_id)
+        return cls(redis, job.peers(), job.peer, worker, wires)
 
     def others(self) -> dict[str, Published]:
-        """Each other worker that takes part and has published weights."""
-        entries = pairs(self._channel.exchange([["HGETALL", self._keys.peers()]])[0])
-        found = {worker.decode(): Published.parse(entry) for worker, entry in entries if len(entry) < 200}
-        return {worker: entry for worker, entry in found.items() if entry and worker != self._worker}
+        """Each other peer that has published weights and has not left."""
+        entries = self._reading.exchange([["HGETALL", self._peers_key]])[0]
+        return self._others(entries)
 
     def read(self, worker: str, parts: int) -> tuple[Published, Message] | None:
-        """A worker's newest weights: what is known of them, and their message. None: they are gone."""
-        asked = [["HGET", self._keys.peers(), worker], ["HMGET", self._keys.peer(worker), *range(parts)]]
-        *_, (entry, message) = self._channel.exchange([["MULTI"], *asked, ["EXEC"]], large=True)
-        published = Published.parse(entry) if entry and len(entry) < 200 else None
+        """A peer's newest weights: what is known of them, and their message. None: they are gone."""
+        asked = [["HGET", self._peers_key, worker], ["HMGET", self._peer_key(worker), *range(parts)]]
+        *_, (entry, message) = self._reading.exchange([["MULTI"], *asked, ["EXEC"]], large=True)
+        published = Published.parse(entry) if entry else None
         return (published, message) if published and None not in message else None
+
+    def _others(self, entries: Any) -> dict[str, Published]:
+        found = {name.decode(): Published.parse(entry) for name, entry in pairs(entries)}
+        return {name: published for name, published in found.items() if published and name != self._own}
+
+
+class GroupWeights(PeerWeights):
+    """Those of a group's processes, and this one's. `others` and `read` are for one thread, `publish` for another."""
+
+    def __init__(self, redis: Redis, group: str, name: str) -> None:
+        super().__init__(redis, keys.group_peers(group), partial(keys.group_peer, group), name)
+        self._writing = Channel(redis)
+
+    def others(self) -> dict[str, Published]:
+        """Each other process that has published weights lately."""
+        entries, (now_s, _) = self._reading.exchange([["HGETALL", self._peers_key], ["TIME"]])
+        oldest_ms = 1000 * (int(now_s) - GROUP_S)
+        return {name: one for name, one in self._others(entries).items() if one.at_ms >= oldest_ms}
+
+    def publish(self, token: str, units: int, loss: float, message: Sequence[Blob]) -> None:
+        """Replace this process's weights, at once for whoever reads them."""
+        ((now_s, now_us),) = self._writing.exchange([["TIME"]])
+        about = Published(token, units, loss, 1000 * int(now_s) + int(now_us) // 1000)
+        commands = [*staging(self._peer_key(self._own), message, GROUP_S)]
+        commands += [["HSET", self._peers_key, self._own, str(about)], ["EXPIRE", self._peers_key, GROUP_S]]
+        self._writing.exchange([["MULTI"], *commands, ["EXEC"]], large=True)
+
+    def leave(self) -> None:
+        """Remove this process's weights."""
+        self._writing.exchange([["HDEL", self._peers_key, self._own], ["UNLINK", self._peer_key(self._own)]])

@@ -61,6 +61,16 @@ def is_fence(key: str) -> bool:
     return key.endswith(":fence")
 
 
+def group_peers(group: str) -> str:
+    """hash: as `JobKeys.peers`, of processes with training loops of their own; expires."""
+    return f"cs:gossip:{group}:peers"
+
+
+def group_peer(group: str, name: str) -> str:
+    """hash: as `JobKeys.peer`, of a process of a group; expires."""
+    return f"cs:gossip:{group}:peer:{name}"
+
+
 def worker(worker_id: str) -> str:
     """hash: a worker's description (name, device, queues, versions, memory, seat, power, why it rests); expires unless
     refreshed.

@@ -5,10 +5,12 @@ The flags follow from the JobSpec's fields.
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, ClassVar, NoReturn
 
 import typer
+import yaml
 from pydantic import ValidationError
 
 from computeshare.cli.connection import queues
@@ -114,16 +116,35 @@ def check(document: Document) -> JobSpec:
 
 
 def parse(text: str, source: str) -> Document:
-    """Parse the JSON object in `text`. Raises SpecError, which names the source."""
+    """Parse the JSON object in `text`; of a source named `.yaml` or `.yml`, YAML with JSON's types. Raises SpecError,
+    which names the source.
+    """
+    form = "YAML" if source.lower().endswith((".yaml", ".yml")) else "JSON"
     try:
-        document = json.loads(text, parse_constant=_refuse)
-    except ValueError as error:
-        raise SpecError(f"{source} is not JSON: {error}") from error
+        document = yaml.load(text, _Yaml) if form == "YAML" else json.loads(text, parse_constant=_refuse)  # noqa: S506
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        raise SpecError(f"{source} is not {form}: {error}") from error
     if not isinstance(document, dict):
         raise SpecError(
-            f'{source} must hold a JSON object, a JobSpec such as {{"dataset": "mnist", "model": "lenet5"}}'
+            f"{source} must hold an object, not {type(document).__name__}: a JobSpec such as "
+            '{"dataset": "mnist", "model": "lenet5"}'
         )
     return document
+
+
+class _Yaml(yaml.SafeLoader):  # type: ignore[misc]
+    """Reads YAML's plain words as JSON does: no dates, and `1e-3` is a number, as in YAML 1.2."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+
+for _kind, _form, _first in (
+    ("bool", r"true|false", "tf"),
+    ("null", r"null|~|", "n~"),
+    ("int", r"-?(0|[1-9][0-9]*)", "-0123456789"),
+    ("float", r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?", "-0123456789"),
+):
+    _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"^(?:{_form})$"), [*_first, ""])
 
 
 def parse_setting(

@@ -21,7 +21,8 @@ from computeshare.bundles.exchange import Fetched
 from computeshare.codecs.messages import UpdateEncoder, feedback_of, in_parts
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import ArtifactError, CodecError, Fenced, Interrupted, JobGone, RecipeError, SpecError, Unfit
-from computeshare.gossip.peer_replica import Partners, PeerReplica
+from computeshare.gossip.exchange import Partners
+from computeshare.gossip.peer_replica import PeerReplica
 from computeshare.gossip.peer_weights import PeerWeights
 from computeshare.jobspec.memory_estimate import allowed_bytes
 from computeshare.jobspec.spec import JobSpec
@@ -226,7 +227,7 @@ class SeatSession:
         spec, averaging, worker = self.spec, self.spec.strategy.averaging, self.seat.worker
         if averaging is None:
             return None
-        source = PeerWeights(self.redis, self.seat.job, worker)
+        source = PeerWeights.of_job(self.redis, self.seat.job, worker, Wires.to(self.redis, interrupt=self.stop.is_set))
         partners = Partners(worker, spec.seed, averaging.matching)
         return PeerReplica(replica, averaging, source, partners, CODECS[spec.codecs.up], layout, token)
 

@@ -251,8 +251,8 @@ class SeatLoop:
         }
         if self.peer:
             about = self.peer.report()
-            report["bytes_down"] += about["bytes"]
-            report |= {"exchange": about["met"]} if about["met"] else {}
+            report["bytes_down"] += about.bytes
+            report |= {"exchange": about.met} if about.met else {}
         waiting = self._expected(token, seconds["computing"])
         self._waiting_s = 0.0
         receipt = when_there_is_room(lambda: self.outbox.submit(token, report, waiting), self.stop)

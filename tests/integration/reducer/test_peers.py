@@ -115,7 +115,7 @@ def test_a_reducer_that_takes_over_leaves_out_a_peer_whose_reference_it_does_not
 
 def test_others_read_a_peers_newest_weights_until_it_leaves(job: Job, redis: Redis) -> None:
     a, b = Peer(job, "a"), Peer(job, "b")
-    board = PeerWeights(redis, job.job_id, "b")
+    board = PeerWeights.of_job(redis, job.job_id, "b")
     assert board.others() == {} and board.read("a", update_parts(a.layout)) is None
     for _ in range(3):
         mine = some_weights(a)
@@ -130,7 +130,7 @@ def test_others_read_a_peers_newest_weights_until_it_leaves(job: Job, redis: Red
     lease = a.load()
     a.session.leave("goes")
     assert a.publish(lease, mine) == "fenced"
-    assert board.others() == {} == PeerWeights(redis, job.job_id, "a").others()
+    assert board.others() == {} == PeerWeights.of_job(redis, job.job_id, "a").others()
     assert b.publish(b.load(), mine) == "accepted"
 
 
@@ -140,10 +140,10 @@ def test_a_banned_peer_is_read_by_nobody(job: Job, redis: Redis) -> None:
     for _ in range(5):
         while (lease := bad.load()).micro_batches:
             bad.publish(lease, np.full(bad.layout.parameters, np.nan, np.float32))
-        assert "bad" in PeerWeights(redis, job.job_id, "good").others()
+        assert "bad" in PeerWeights.of_job(redis, job.job_id, "good").others()
         job.reducer.advance()
     assert redis.hexists(job.store.keys.banned(), "bad")
-    assert PeerWeights(redis, job.job_id, "good").others() == {}
+    assert PeerWeights.of_job(redis, job.job_id, "good").others() == {}
 
 
 def test_a_state_that_was_not_stored_is_found_in_the_weights_themselves(job: Job, redis: Redis) -> None:

@@ -10,7 +10,7 @@ BASE = {"dataset": "digits", "model": "mlp"}
 
 
 def test_a_document_that_is_no_object_is_answered_with_one_that_is() -> None:
-    with pytest.raises(SpecError, match="must hold a JSON object") as caught:
+    with pytest.raises(SpecError, match="must hold an object, not list") as caught:
         spec_options.parse("[1]", "standard input")
     told = str(caught.value)
     assert spec_options.check(spec_options.parse(told[told.index("{") :], "the example")).model == "lenet5"
@@ -115,3 +115,36 @@ def test_an_unknown_field_is_answered_with_the_allowed_ones() -> None:
         spec_options.check({**BASE, "workers": {"most": 3}})
     with pytest.raises(SpecError, match=r"^epoch: unknown field; allowed: .*epochs.*rounds"):
         spec_options.check({**BASE, "epoch": 3})
+
+
+def test_a_file_in_yaml_has_jsons_types() -> None:
+    text = """
+    dataset: mnist  # a comment
+    strategy: {kind: gossip, every: 10}
+    optimizer: {name: SGD, lr: 1e-3, nesterov: true}
+    name: 2026-01-02
+    notes: no
+    stop: null
+    """
+    assert spec_options.parse(text, "job.yaml") == {
+        "dataset": "mnist",
+        "strategy": {"kind": "gossip", "every": 10},
+        "optimizer": {"name": "SGD", "lr": 0.001, "nesterov": True},
+        "name": "2026-01-02",
+        "notes": "no",
+        "stop": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("- 1", "must hold an object.*not list"),
+        ("a: [", "job.yml is not YAML"),
+        ("", "not NoneType"),
+        ("a: !!python/name:os.system", "not YAML"),
+    ],
+)
+def test_a_wrong_file_in_yaml_is_named(text: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        spec_options.parse(text, "job.yml")

@@ -10,7 +10,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from computeshare.codecs.messages import encode_update
 from computeshare.codecs.registry import CODECS, EXACT
 from computeshare.errors import Interrupted
-from computeshare.gossip.peer_replica import LEAST, Partners, PeerReplica
+from computeshare.gossip.exchange import LEAST, Partners, Report
+from computeshare.gossip.peer_replica import PeerReplica
 from computeshare.gossip.peer_weights import Published
 from computeshare.strategies.gossip import GossipStrategy
 from computeshare.tensors.layout import Layout, Tensor, Weights
@@ -59,7 +60,7 @@ class Board:
     """Other peers' published weights."""
 
     def __init__(self, **others: tuple[str, Message]) -> None:
-        self.published = {name: Published(token, 7, 0.25) for name, (token, _) in others.items()}
+        self.published = {name: Published(token, 7, 0.25, 0) for name, (token, _) in others.items()}
         self.messages = {name: message for name, (_, message) in others.items()}
         self.error: Exception | None = None
         self.open = Event()
@@ -100,7 +101,7 @@ def test_alone_it_steps_from_its_own_weights_and_publishes_the_difference_from_t
     update = found.compute(2, take=lambda bucket, values: taken.update({bucket: values.copy()}))
     assert update.vector.tolist() == [7] * SIZE == taken[0].tolist(), "10 of the reference, less 3 of its own"
     assert update.buffers.tolist() == [3, 3] and update.loss == 0.5
-    assert found.report() == {"bytes": 0, "met": {}}
+    assert found.report() == Report()
 
 
 def test_it_starts_from_anothers_weights_and_averages_with_them() -> None:
@@ -110,8 +111,8 @@ def test_it_starts_from_anothers_weights_and_averages_with_them() -> None:
     assert update.vector.tolist() == [-8.75] * SIZE, "a quarter of the way from 9 back to 8"
     assert update.buffers.tolist() == [4.75, 4.75]
     report = found.report()
-    assert report["met"] == {"peer": "other", "share": 0.25, "distance": 1.0}
-    assert report["bytes"] == 2 * sum(map(len, message(-8, 4)))
+    assert report.met == {"peer": "other", "share": 0.25, "distance": 1.0}
+    assert report.bytes == 2 * sum(map(len, message(-8, 4)))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_it_starts_from_anothers_weights_and_averages_with_them() -> None:
 def test_the_share_follows_from_units_and_losses(fields: dict[str, object], share: float) -> None:
     found, _, _ = peer(Board(other=(FIRST, message(-8))), **fields)
     found.compute(0)
-    assert found.report()["met"]["share"] == pytest.approx(share, abs=1e-4)
+    assert found.report().met["share"] == pytest.approx(share, abs=1e-4)
 
 
 def test_the_way_to_the_other_is_clipped() -> None:
@@ -140,7 +141,7 @@ def test_without_exchanges_it_goes_its_own_way() -> None:
     found, _, _ = peer(Board(other=(FIRST, message(-8))), fetch_probability=0)
     found._own = weights(0)
     assert [found.compute(unit).vector[0] for unit in range(3)] == [-1, -2, -3]
-    assert found.report()["met"] == {}
+    assert found.report().met == {}
 
 
 def test_a_pair_takes_a_step_with_nesterov_momentum() -> None:
@@ -187,7 +188,7 @@ def test_an_exchange_that_fails_costs_nothing_but_the_others_score(error: Except
     board.error = error
     found, _, _ = peer(board)
     assert found.compute(0).vector.tolist() == [-1] * SIZE
-    assert found._partners._scores == {"other": 0.25}, "when it started, and now"
+    assert found.exchange.partners._scores == {"other": 0.25}, "when it started, and now"
 
 
 def test_weights_from_another_reference_are_left_out() -> None:
@@ -204,12 +205,12 @@ def test_who_answers_late_is_not_waited_for_and_is_asked_again_when_it_has_answe
     found, _, _ = peer(board, timeout_ms=20)
     assert found.compute(0).vector.tolist() == [-1] * SIZE
     assert found.compute(1).vector.tolist() == [-2] * SIZE
-    assert found._partners._scores == {"other": 0.5}, "asked once"
+    assert found.exchange.partners._scores == {"other": 0.5}, "asked once"
     board.open.set()
-    late = found._late
+    late = found.exchange.late
     assert late
     late.result(30)
-    found._averaging = GossipStrategy(timeout_ms=20_000)
+    found.exchange.averaging = GossipStrategy(timeout_ms=20_000)
     assert found.compute(2).vector.tolist() == [-5.5] * SIZE, "between 3 and 8"
 
 
@@ -255,4 +256,4 @@ def test_a_lossy_codec_rounds_the_difference_and_no_more() -> None:
 @pytest.mark.parametrize("entry", [b"", b"x", b"t|1|nan|5", b"t|x|1.0|5", b"t|1|1.0", b"\xff|1|1.0|5"])
 def test_an_entry_that_no_script_wrote_is_none(entry: bytes) -> None:
     assert Published.parse(entry) is None
-    assert Published.parse(b"t|12|0.5|99") == Published("t", 12, 0.5)
+    assert Published.parse(b"t|12|0.5|99") == Published("t", 12, 0.5, 99)

@@ -1,0 +1,172 @@
+"""Exchanges of one's own weights with those of another peer, which a thread reads while one computes."""
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import structlog
+from redis.exceptions import RedisError
+
+from computeshare.errors import CodecError, Interrupted
+from computeshare.gossip.peer_weights import Published
+from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
+from computeshare.strategies.base import Averaging
+from computeshare.types import Message, Vector
+
+FASTER, SLOWER, LEAST = 1.2, 0.5, 0.02
+"""By which a peer's score, between `LEAST` and 1, changes with an exchange that succeeded or failed."""
+log = structlog.get_logger()
+Decode = Callable[[Published, Message], "tuple[Vector, Vector] | None"]
+"""The parameters (d,) and buffers (b,) of a peer's message; None: they cannot be told now. Raises CodecError."""
+
+
+class Source(Protocol):
+    """Where the others' weights are, as `PeerWeights`."""
+
+    def others(self) -> Mapping[str, Published]: ...
+    def read(self, worker: str, parts: int) -> tuple[Published, Message] | None: ...
+
+
+@dataclass(slots=True)
+class Fetched:
+    """Another peer's weights."""
+
+    worker: str
+    published: Published
+    parameters: Vector
+    buffers: Vector
+
+
+@dataclass(slots=True)
+class Report:
+    """What was exchanged since the last report."""
+
+    bytes: int = 0
+    """Read from others."""
+    met: dict[str, Any] = field(default_factory=dict)
+    """Of the last exchange: with whom, the share taken of its weights, and the distance: the root mean square
+    of the difference. Empty: there was none.
+    """
+
+
+class Partners:
+    """Chooses with whom to exchange, and remembers who answered in time."""
+
+    def __init__(self, worker: str, seed: int, matching: str) -> None:
+        self._worker, self._seed, self._matching = worker, seed, matching
+        self._random = random.Random(f"{seed} {worker}")  # no secret depends on it
+        self._scores: dict[str, float] = {}
+
+    def wants(self, probability: float) -> bool:
+        """Whether to exchange now."""
+        return self._random.random() < probability
+
+    def choose(self, others: Sequence[str], units: int) -> str | None:
+        """Another peer, or None: there is none, or `pairs` leaves this peer out.
+
+        Args:
+            units: made by this peer so far; peers that have made the same number are paired off alike.
+        """
+        if self._matching == "pairs":
+            present = sorted([*others, self._worker])
+            random.Random(f"{self._seed} {units}").shuffle(present)
+            place = present.index(self._worker) ^ 1
+            return present[place] if place < len(present) else None
+        if not others:
+            return None
+        return self._random.choices(others, [self._scores.get(one, 1.0) for one in others])[0]
+
+    def note(self, other: str, succeeded: bool) -> None:
+        """Remember how an exchange went."""
+        score = self._scores.get(other, 1.0) * (FASTER if succeeded else SLOWER)
+        self._scores[other] = min(1.0, max(LEAST, score))
+
+
+class Exchange:
+    """One peer's exchanges: `ask` before a unit, `answer` after it, then `average`."""
+
+    def __init__(self, averaging: Averaging, source: Source, partners: Partners, parts: int, decode: Decode) -> None:
+        """`parts`: of a peer's message."""
+        self.averaging, self.partners = averaging, partners
+        self._source, self._parts, self._decode = source, parts, decode
+        self._helper = ThreadPoolExecutor(1, "peers")
+        self._coming: Future[Fetched | None] | None = None
+        self.late: Future[Fetched | None] | None = None
+        """An answer that was not waited for any longer."""
+        self._asked = ""
+        self._report = Report()
+        self._remarks = Seldom(REMARK_EVERY_S)
+
+    def ask(self, units: int, always: bool = False) -> None:
+        """Begin to read another peer's weights, by chance, unless the last reading has not ended.
+
+        Args:
+            units: made by this peer so far.
+            always: leave nothing to chance.
+        """
+        is_free = self._coming is None and (self.late is None or self.late.done())
+        if is_free and (always or self.partners.wants(self.averaging.fetch_probability)):
+            self._asked = ""
+            self._coming = self._helper.submit(self._read, units)
+
+    def answer(self) -> Fetched | None:
+        """What was asked for, if it comes in time; the score of whoever was asked changes accordingly."""
+        coming, found, self._coming = self._coming, None, None
+        if coming is None:
+            return None
+        try:
+            found = coming.result(self.averaging.timeout_ms / 1000)
+        except FutureTimeoutError:
+            self.late = coming
+            self._remark(f"no answer within {self.averaging.timeout_ms} ms")
+        except (RedisError, Interrupted, CodecError) as error:
+            self._remark(str(error))
+        if self._asked:
+            self.partners.note(self._asked, found is not None)
+        return found
+
+    def average(
+        self, parameters: Vector, buffers: Vector, other: Fetched, units: int, loss: float
+    ) -> tuple[Vector, Vector]:
+        """One's own parameters (d,) and buffers (b,), averaged with another's.
+
+        Args:
+            units, loss: made by this peer so far, and the mean loss of the last.
+        """
+        share = self.averaging.share((units, loss), (other.published.units, other.published.loss))
+        distance = math.sqrt(float(np.square(other.parameters - parameters).mean()))
+        self._report.met = {"peer": other.worker, "share": round(share, 4), "distance": float(f"{distance:.4g}")}
+        middle = buffers + np.float32(share) * (other.buffers - buffers)
+        return self.averaging.towards(parameters, other.parameters, share), middle
+
+    def report(self) -> Report:
+        """What was exchanged since the last report."""
+        report, self._report = self._report, Report()
+        return report
+
+    def _read(self, units: int) -> Fetched | None:
+        """In the helper's thread: another peer's weights; None: there is no other, or they cannot be had."""
+        others = self._source.others()
+        chosen = self.partners.choose(sorted(others), units)
+        if chosen is None or chosen not in others:
+            return None
+        self._asked = chosen
+        found = self._source.read(chosen, self._parts)
+        if found is None:
+            return None
+        published, message = found
+        self._report.bytes += sum(len(part) for part in message if part is not None)
+        decoded = self._decode(published, message)
+        if decoded is None:
+            return None
+        if not all(np.isfinite(one).all() for one in decoded):
+            raise CodecError(f"peer {chosen} has published values that are not finite")
+        return Fetched(chosen, published, *decoded)
+
+    def _remark(self, why: str) -> None:
+        self._remarks.tell(log.warning, "no exchange", peer=self._asked, reason=why)

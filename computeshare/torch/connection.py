@@ -1,0 +1,130 @@
+"""A module's weights, averaged in pairs with those of other processes of a group, through the broker."""
+
+import hashlib
+import uuid
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Self
+
+import structlog
+from redis import Redis
+from redis.exceptions import RedisError
+from torch import nn
+
+from computeshare.codecs.messages import UpdateEncoder, decode_update, update_parts
+from computeshare.codecs.registry import CODECS
+from computeshare.errors import SettingsError
+from computeshare.gossip.exchange import Exchange, Partners
+from computeshare.gossip.peer_weights import GroupWeights, Published
+from computeshare.settings import Settings
+from computeshare.strategies.gossip import GossipStrategy
+from computeshare.tasks.modules import layout_of, load_weights, weights_of
+from computeshare.tensors.layout import Layout, Weights
+from computeshare.transport.connections import connect as connect_redis
+from computeshare.types import Message, Vector
+
+RETRIES, TIMEOUT_S = 2, 10.0
+"""A loop goes on without the broker: calls are soon given up."""
+log = structlog.get_logger()
+
+
+class Connection:
+    """One process's part in a group; see `computeshare.torch`. Use it from one thread."""
+
+    def __init__(self, module: nn.Module, redis: Redis, group: str, name: str, strategy: GossipStrategy, codec: str):
+        """As `connect`. Raises SpecError: a tensor of the module is neither float32 nor an int64 buffer."""
+        self.name = name
+        self._module, self._layout = module, layout_of(module)
+        self._codec, self._token = CODECS[codec], _token(self._layout)
+        self._board = GroupWeights(redis, group, name)
+        partners = Partners(name, 0, strategy.matching)
+        self._exchange = Exchange(strategy, self._board, partners, update_parts(self._layout), self._decode)
+        self._encoder = UpdateEncoder(self._codec, self._layout)
+        self._helper = ThreadPoolExecutor(1, "publishing")
+        self._sending: Future[None] | None = None
+        self._units = 0
+        self.met: dict[str, Any] = {}
+        """Of the last exchange: `peer`, `share` and `distance`; empty before the first."""
+
+    def update_send(self, loss: float) -> None:
+        """Publish the weights in the background, and begin to read another process's. Call it before a batch.
+
+        Args:
+            loss: of the batch before; only `interpolation` loss and `divergence_threshold` need it.
+        """
+        if self._sending is None or self._sending.done():
+            weights = weights_of(self._module, self._layout)
+            self._sending = self._helper.submit(self._publish, weights, self._units, loss)
+        self._exchange.ask(self._units)
+
+    def update_wait(self, loss: float) -> bool:
+        """Average the module's weights with those that were read; returns whether there were any. Call it after the
+        optimizer's step.
+
+        Args:
+            loss: of this batch.
+        """
+        self._units += 1
+        other = self._exchange.answer()
+        if other is None:
+            return False
+        own = weights_of(self._module, self._layout)
+        averaged = self._exchange.average(own.parameters, own.buffers, other, self._units, loss)
+        load_weights(self._module, self._layout, Weights(*averaged, own.counters))
+        self.met = self._exchange.report().met
+        return True
+
+    def close(self) -> None:
+        """Leave the group: the others no longer read these weights."""
+        self._helper.shutdown()
+        try:
+            self._board.leave()
+        except RedisError as error:  # the entry expires
+            log.warning("not signed off", name=self.name, error=str(error))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _publish(self, weights: Weights, units: int, loss: float) -> None:
+        try:
+            message = self._encoder.whole(weights.parameters, weights.buffers, units * len(self._layout.buckets))
+            self._board.publish(self._token, units, loss, message)
+        except RedisError as error:  # the next may go through
+            log.warning("weights not published", name=self.name, error=str(error))
+
+    def _decode(self, published: Published, message: Message) -> tuple[Vector, Vector] | None:
+        """None: the other trains another model."""
+        if published.token != self._token:
+            log.warning("a process of the group trains another model", name=self.name)
+            return None
+        parameters, buffers = decode_update(self._codec, message, self._layout)
+        return parameters, buffers
+
+
+def connect(
+    module: nn.Module, group: str, name: str = "", broker: str = "", codec: str = "float16", **fields: Any
+) -> Connection:
+    """Join a group of processes that average a module's weights in pairs.
+
+    Args:
+        module: trained by your loop; its tensors are float32, or int64 for buffers.
+        group: letters, digits, - and _; all processes of a group train the same model.
+        name: of this process in the group; default: a random one.
+        broker: `redis://...`; default: that of the control plane on this machine.
+        codec: for published weights: `float32`, `float16` or `bfloat16`; the same in all processes.
+        fields: of strategy `gossip`, such as `factor`, `interpolation`, `fetch_probability` and `timeout_ms`.
+    Raises: SettingsError: `group` or `codec` cannot be had, or no broker is known; ValidationError; SpecError.
+    """
+    if not group.replace("-", "").replace("_", "").isalnum() or len(group) > 64:
+        raise SettingsError(f"group {group!r}: letters, digits, - and _ are allowed, 64 at most")
+    if codec not in ("float32", "float16", "bfloat16"):
+        raise SettingsError(f"codec {codec!r}: choose float32, float16 or bfloat16: the others suit differences alone")
+    redis = connect_redis(broker or Settings().resolve_redis_url(), RETRIES, TIMEOUT_S)
+    return Connection(module, redis, group, name or uuid.uuid4().hex[:12], GossipStrategy(**fields), codec)
+
+
+def _token(layout: Layout) -> str:
+    """Names the model's layout, so that no process averages with another model."""
+    return hashlib.sha256(repr(layout.tensors).encode()).hexdigest()[:16]
