@@ -109,6 +109,7 @@ def test_packing_takes_turns(
 def test_a_block_holds_exactly_what_it_was_made_of() -> None:
     row = {"token": token(1), "incarnation": 1, "version": 1, "epoch": 0, "loss": None, "sha256": None, "samples": 3}
     row |= {"samples_per_s": 1e-17, "bytes_up": 2**50, "bytes_down": 0, "seconds": '{"a":1.5}', "at_ms": 1, "voided": 1}
+    row |= {"consensus": 0.25}
     again = row | {"token": f"{token(1)}~5", "sha256": "ab" * 32, "loss": 0.1 + 0.2, "version": 2, "at_ms": -4}
     part = {"micro_batch": 7, "worker": "w", "samples": 3, "voided": 1, "staleness": 0}
     ledger = [part | {name: one[name] for name in ("token", "incarnation", "version", "epoch")} for one in (row, again)]
