@@ -132,12 +132,16 @@ class Strategy(Part):
         return self
 
     def round(self, plan: Plan, version: int, carried: Sequence[int]) -> Round:
-        """The round that starts from `version`, with the units carried over from the round before."""
-        return plan.round(version, carried)
+        """The round that starts from `version`, with the units carried over from the round before; where the first
+        updates make the version, a window of the epoch's units.
+        """
+        return plan.window(version) if self.takes_any else plan.round(version, carried)
 
     def foreseen(self, plan: Plan, version: int) -> Sequence[int]:
-        """The units of the round that starts from `version`, if known before it opens; workers prefetch them."""
-        return plan.round(version).units
+        """The units of the round that starts from `version`, if known before it opens; workers prefetch them. Where the
+        first updates make the version, the units left depend on the workers' speeds.
+        """
+        return () if self.takes_any else plan.round(version).units
 
     # Who makes a version, and when it closes
 
@@ -147,7 +151,7 @@ class Strategy(Part):
     @property
     def waits_for_slowest(self) -> bool:
         """Whether a round lasts until the slowest worker has finished its part."""
-        return True
+        return not self.takes_any
 
     @property
     def recent(self) -> int:

@@ -1,13 +1,12 @@
 """Buffered asynchronous SGD: combines the first updates to arrive, with less weight for stale updates."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from computeshare.jobspec.controls import ROUND, Control
-from computeshare.jobspec.sampling_plan import Plan, Round
 from computeshare.strategies.averages import Mean
 from computeshare.strategies.base import LARGEST_ROUND, Contributions
 from computeshare.strategies.robust import RobustStrategy
@@ -44,19 +43,6 @@ class AsyncStrategy(RobustStrategy):
     def implied(self) -> dict[str, Any]:
         """A round has as many micro-batches as the buffer."""
         return {"micro_batches_per_round": self.buffer}
-
-    def round(self, plan: Plan, version: int, carried: Sequence[int]) -> Round:
-        """A window of the epoch's units, any `buffer` of which make the version."""
-        return plan.window(version)
-
-    def foreseen(self, plan: Plan, version: int) -> Sequence[int]:
-        """Empty: the units left to a round depend on the workers' speeds."""
-        return ()
-
-    @property
-    def waits_for_slowest(self) -> bool:
-        """False: the first updates to arrive make the version."""
-        return False
 
     @property
     def recent(self) -> int:

@@ -1,6 +1,6 @@
 """Gossip: workers keep weights of their own, and average them in pairs while they train."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 
 from computeshare.jobspec.controls import ROUND, Control
 from computeshare.jobspec.optimizer_spec import OptimizerSpec, changing
-from computeshare.jobspec.sampling_plan import Plan, Round
 from computeshare.strategies.averages import mean
 from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND, Contributions, Strategy
 from computeshare.types import Vector
@@ -102,19 +101,6 @@ class GossipStrategy(Strategy):
     def steps(self) -> int:
         """Micro-batches between two exchanges."""
         return self.every
-
-    def round(self, plan: Plan, version: int, carried: Sequence[int]) -> Round:
-        """A window of the epoch's units, any `buffer` of which make the version."""
-        return plan.window(version)
-
-    def foreseen(self, plan: Plan, version: int) -> Sequence[int]:
-        """Empty: the units left to a round depend on the workers' speeds."""
-        return ()
-
-    @property
-    def waits_for_slowest(self) -> bool:
-        """False: the first units to arrive make the version."""
-        return False
 
     @property
     def recent(self) -> int:
