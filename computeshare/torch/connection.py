@@ -16,7 +16,8 @@ from computeshare.errors import SettingsError
 from computeshare.gossip.exchange import Exchange, Partners
 from computeshare.gossip.peer_weights import GroupWeights, Published
 from computeshare.settings import Settings
-from computeshare.strategies.gossip import GossipStrategy
+from computeshare.strategies.base import Averaging
+from computeshare.strategies.registry import parse_strategy
 from computeshare.tasks.modules import layout_of, load_weights, weights_of
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.transport.connections import connect as connect_redis
@@ -30,14 +31,14 @@ log = structlog.get_logger()
 class Connection:
     """One process's part in a group; see `computeshare.torch`. Use it from one thread."""
 
-    def __init__(self, module: nn.Module, redis: Redis, group: str, name: str, strategy: GossipStrategy, codec: str):
+    def __init__(self, module: nn.Module, redis: Redis, group: str, name: str, averaging: Averaging, codec: str):
         """As `connect`. Raises SpecError: a tensor of the module is neither float32 nor an int64 buffer."""
         self.name = name
         self._module, self._layout = module, layout_of(module)
         self._codec, self._token = CODECS[codec], _token(self._layout)
         self._board = GroupWeights(redis, group, name)
-        partners = Partners(name, 0, strategy.matching)
-        self._exchange = Exchange(strategy, self._board, partners, update_parts(self._layout), self._decode)
+        partners = Partners(name, 0, averaging.matching)
+        self._exchange = Exchange(averaging, self._board, partners, update_parts(self._layout), self._decode)
         self._encoder = UpdateEncoder(self._codec, self._layout)
         self._helper = ThreadPoolExecutor(1, "publishing")
         self._sending: Future[None] | None = None
@@ -115,14 +116,16 @@ def connect(
         broker: `redis://...`; default: that of the control plane on this machine.
         codec: for published weights: `float32`, `float16` or `bfloat16`; the same in all processes.
         fields: of strategy `gossip`, such as `factor`, `interpolation`, `fetch_probability` and `timeout_ms`.
-    Raises: SettingsError: `group` or `codec` cannot be had, or no broker is known; ValidationError; SpecError.
+    Raises: SettingsError: `group` or `codec` cannot be had, or no broker is known; ValidationError: one of `fields` is wrong; SpecError.
     """
     if not group.replace("-", "").replace("_", "").isalnum() or len(group) > 64:
         raise SettingsError(f"group {group!r}: letters, digits, - and _ are allowed, 64 at most")
     if codec not in ("float32", "float16", "bfloat16"):
         raise SettingsError(f"codec {codec!r}: choose float32, float16 or bfloat16: the others suit differences alone")
     redis = connect_redis(broker or Settings().resolve_redis_url(), RETRIES, TIMEOUT_S)
-    return Connection(module, redis, group, name or uuid.uuid4().hex[:12], GossipStrategy(**fields), codec)
+    averaging = parse_strategy({**fields, "kind": "gossip"}).averaging
+    assert averaging, "peers of this kind average"
+    return Connection(module, redis, group, name or uuid.uuid4().hex[:12], averaging, codec)
 
 
 def _token(layout: Layout) -> str:
