@@ -116,7 +116,8 @@ def connect(
         broker: `redis://...`; default: that of the control plane on this machine.
         codec: for published weights: `float32`, `float16` or `bfloat16`; the same in all processes.
         fields: of strategy `gossip`, such as `factor`, `interpolation`, `fetch_probability` and `timeout_ms`.
-    Raises: SettingsError: `group` or `codec` cannot be had, or no broker is known; ValidationError: one of `fields` is wrong; SpecError.
+    Raises: SettingsError: `group` or `codec` cannot be had, or no broker is known; ValidationError: one of `fields` is
+        wrong; SpecError.
     """
     if not group.replace("-", "").replace("_", "").isalnum() or len(group) > 64:
         raise SettingsError(f"group {group!r}: letters, digits, - and _ are allowed, 64 at most")

@@ -111,11 +111,13 @@ def test_every_failpoint_is_documented_and_dies_in_a_test_here() -> None:
     names = {name for path in sources for name in re.findall(r'failpoint\("(\w+)"\)', path.read_text())}
     documented = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "reliability.md").read_text(), re.MULTILINE))
     assert names == documented
-    assert names == {*WORKER, *REDUCER, *CHECKPOINT, *DISPATCHER, *PROJECTOR, *NOTIFIER, "in_leave"}
+    assert names == {*WORKER, *REDUCER, *CHECKPOINT, *DISPATCHER, *PROJECTOR, *NOTIFIER, *SCORER, "in_leave"}
 
 
 NOTIFIER = {"before_notice", "after_notice"}
 """These die in test_webhook_delivery.py."""
+SCORER = {"before_score"}
+"""This dies in e2e/jobs/test_scoring_workers.py."""
 
 # A worker
 
