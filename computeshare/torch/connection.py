@@ -121,8 +121,9 @@ def connect(
     """
     if not group.replace("-", "").replace("_", "").isalnum() or len(group) > 64:
         raise SettingsError(f"group {group!r}: letters, digits, - and _ are allowed, 64 at most")
-    if codec not in ("float32", "float16", "bfloat16"):
-        raise SettingsError(f"codec {codec!r}: choose float32, float16 or bfloat16: the others suit differences alone")
+    suited = [name for name, one in CODECS.items() if not (one.differences or one.residual)]
+    if codec not in suited:
+        raise SettingsError(f"codec {codec!r}: choose {', '.join(suited)}; others suit differences alone")
     redis = connect_redis(broker or Settings().resolve_redis_url(), RETRIES, TIMEOUT_S)
     averaging = parse_strategy({**fields, "kind": "gossip"}).averaging
     assert averaging, "peers of this kind average"
