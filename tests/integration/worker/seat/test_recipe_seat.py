@@ -21,8 +21,8 @@ from computeshare.runtime.signatures import SigningKey
 from computeshare.settings import Settings
 from computeshare.tasks.recipes.bundle import MAIN, Bundle
 from computeshare.training.computation import LocalComputation
+from computeshare.training.device_group.group import GroupComputation
 from computeshare.training.recipe_process.process import RecipeFiles
-from computeshare.training.work_units import Computation
 from computeshare.worker.seat.seat import SeatSession
 from tests.support.recipes import CONVOLUTIONS, RecipeJob, recipe_job
 from tests.support.reducer_process import running, version_of
@@ -87,8 +87,9 @@ def test_workers_with_recipes_end_with_the_weights_of_a_seat_that_runs_it_itself
     job = made(tmp_path)
     found = trained(redis, f"{job_id}two", job, tmp_path, 2)
 
-    def here(self: SeatSession, *_: object) -> Computation:
-        return LocalComputation(job.task.instance(self.spec.seed, "train", tmp_path), torch.device("cpu"))
+    def here(self: SeatSession, *_: object) -> GroupComputation:
+        own = LocalComputation(job.task.instance(self.spec.seed, "train", tmp_path), torch.device("cpu"))
+        return GroupComputation(own, [], ["cpu"])
 
     monkeypatch.setattr(SeatSession, "_open", here)
     assert trained(redis, f"{job_id}one", job, tmp_path, 1) == found
