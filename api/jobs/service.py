@@ -140,7 +140,7 @@ class Jobs:
         until = "" if spec.audit == 0 else " before an audit finds it"
         return [
             f"Invited machines serve this queue, and a single bad machine can spoil this job{until}: to tolerate a "
-            'minority of them, set at least 3 minimum workers (workers.min) and {"strategy": {"combine": "median"}}'
+            f"minority of them, {spec.strategy.remedy}"
         ]
 
     def with_own_data(self, spec: JobSpec) -> JobSpec:

@@ -95,6 +95,10 @@ class Strategy(Part):
     units: ClassVar[str] = "micro-batches"
     lease: ClassVar[str] = "micro-batch"
     """Name of a worker's lease, for users."""
+    remedy: ClassVar[str] = (
+        "choose strategy sync, async or local, at least 3 minimum workers (workers.min) and combine median"
+    )
+    """How a job of this kind comes to tolerate a minority of bad machines, for users."""
 
     @property
     def implied(self) -> dict[str, Any]:

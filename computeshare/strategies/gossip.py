@@ -37,6 +37,7 @@ class GossipStrategy(Strategy):
     unit: ClassVar[str] = "work unit"
     units: ClassVar[str] = "work units"
     lease: ClassVar[str] = "work unit"
+    remedy: ClassVar[str] = f"bound each exchange by strategy.max_norm, or {Strategy.remedy}"
     takes_any: ClassVar[bool] = True
 
     kind: Literal["gossip"] = "gossip"

@@ -23,6 +23,8 @@ class RobustStrategy(Strategy):
     sized_by: ClassVar[str] = "micro_batch"
     """The fields that determine the number of units in an epoch."""
 
+    remedy: ClassVar[str] = 'set at least 3 minimum workers (workers.min) and {"strategy": {"combine": "median"}}'
+
     combine: Literal["mean", "median", "trimmed_mean"] = Field(
         "mean", description="how a round's updates are combined; median and trimmed_mean tolerate bad workers"
     )

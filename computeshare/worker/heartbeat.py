@@ -110,6 +110,9 @@ class Heartbeat(threading.Thread):
         power = self.minder.power
         told = replace(self.worker, seat=seat, state=state, resting=resting, power=power, device=self._device())
         register(redis, told)
+        if self._stop_request.is_set():  # `stop` may not have waited for this
+            unregister(redis, self.worker.id)
+            return
         self._show(redis, seat, state)
         self._obey(read_orders(redis, self.worker.id))
 

@@ -98,6 +98,8 @@ class SeatSession:
         self.wires = Wires.to(redis, by_loopback(redis), pacer=pacer, interrupt=self._is_called_off)
         self.session = WorkerSession(redis, seat.job, seat.worker, session_id, self.wires)
         self.keeper = LeaseKeeper(self.session)
+        self.peers: Wires | None = None
+        """For other workers' weights, where the strategy has peers."""
         self.status = SeatStatus()
         self.memory: SeatMemory | None = None
         """None until the device is chosen."""
@@ -227,7 +229,8 @@ class SeatSession:
         spec, averaging, worker = self.spec, self.spec.strategy.averaging, self.seat.worker
         if averaging is None:
             return None
-        source = PeerWeights.of_job(self.redis, self.seat.job, worker, Wires.to(self.redis, interrupt=self.stop.is_set))
+        self.peers = Wires.to(self.redis, interrupt=self.stop.is_set)
+        source = PeerWeights.of_job(self.redis, self.seat.job, worker, self.peers)
         partners = Partners(worker, spec.seed, averaging.matching)
         return PeerReplica(replica, averaging, source, partners, CODECS[spec.codecs.up], layout, token)
 
@@ -314,7 +317,9 @@ class SeatSession:
         status = self.status
         state = ("working" if status.is_working else "waiting") if status.is_loaded else "loading"
         files = status.fetched or Fetched(0, 0, 0, 0)
-        moved = self.wires.bytes_sent + files.bytes_sent, self.wires.bytes_received + files.bytes_received
+        moved = files.bytes_sent, files.bytes_received
+        for wires in filter(None, (self.wires, self.peers)):
+            moved = moved[0] + wires.bytes_sent, moved[1] + wires.bytes_received
         lacking = (files.done_bytes, files.total_bytes) if files.done_bytes < files.total_bytes else (0, 0)
         about = self.spec.title, status.version, self.spec.rounds_total, status.samples
         devices = self.devices

@@ -10,6 +10,7 @@ from api.gateway.commands.filter import CommandFilter, TooMuchUnfinished
 from api.gateway.commands.parser import COMMAND_BYTES
 from api.gateway.commands.replies import MOST_COMMANDS, MOST_OF_ONE, MOST_PARTS, Replies, ReplyStream, Unread
 from computeshare.protocol.keys import JobKeys
+from tests.support.coroutines import asynchronously
 from tests.unit.api.gateway.test_parser import framed
 
 WEIGHTS = JobKeys("mine").weights("1.0.0123456789abcdef").encode()
@@ -84,7 +85,7 @@ def test_a_machine_asks_for_little_until_it_takes_the_replies() -> None:
         one.close()
         assert other.replies.has_room(MOST_PARTS)
 
-    asyncio.run(check())
+    asynchronously(check())
 
 
 def test_a_whole_model_passes_and_small_commands_are_not_held_up() -> None:
@@ -97,7 +98,7 @@ def test_a_whole_model_passes_and_small_commands_are_not_held_up() -> None:
         ping = framed(b"PING")
         assert len((await passes(two, ping * (MOST_COMMANDS + 5)))[0]) == len(ping) * MOST_COMMANDS
 
-    asyncio.run(check())
+    asynchronously(check())
 
 
 def test_a_transaction_asks_for_no_more_than_a_command() -> None:
@@ -107,7 +108,7 @@ def test_a_transaction_asks_for_no_more_than_a_command() -> None:
         out, _ = await passes(one, framed(b"MULTI") + get * (MOST_OF_ONE + 1))
         assert out.count(get) == MOST_OF_ONE and b"asks for too much" in out
 
-    asyncio.run(check())
+    asynchronously(check())
 
 
 def test_messages_on_a_channel_stand_for_no_reply() -> None:
@@ -132,4 +133,4 @@ def test_unfinished_commands_of_a_machine_are_bounded_in_all() -> None:
         (fresh,) = filters(1)
         assert (await passes(fresh, begin))[1]
 
-    asyncio.run(check())
+    asynchronously(check())
