@@ -246,7 +246,10 @@ class RoundUpdates:
         """`Gatherer.checked` for this round."""
         self.buffers = self._average()
         updates = self._gatherer.checked(self._base, self._parts, bucket, self.buffers)
-        where = self._gatherer.layout.buckets[bucket]
+        return self._moved(updates, self._gatherer.layout.buckets[bucket]) if self._offsets else updates
+
+    def _moved(self, updates: Iterator[Vector], where: slice) -> Iterator[Vector]:
+        """Add the offsets to a bucket of the updates."""
         for unit, values in zip(sorted(self._parts), updates, strict=True):
             yield values + self._offsets[unit][where] if unit in self._offsets else values
 

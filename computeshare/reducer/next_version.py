@@ -125,46 +125,44 @@ class NextVersion:
             parts: unit to its update; all of them count.
             samples: of each unit, ascending.
             parameters: of the version from which the round started, as workers know them.
-        Returns: the gradient (d,), the average of the updates' buffers (b,), and facts for the version's event.
+        Returns: the gradient (d,), the average of the updates' buffers (b,), and facts for the version's event:
+            `staleness` if any is stale; where the strategy has peers the `consensus` distance, the root mean square,
+            over parameters and peers, of the distance of their weights from the mean.
         Raises: Refused: some updates were refused; Diverged.
         """
         if self._audits:
             self._audits.check(base, parts)
         ages = [staleness(parts[m].base, base.token) for m in sorted(parts)]
         about: dict[str, Any] = {"staleness": ages} if any(ages) else {}
-        server_step = self.job.server_step
-        if self.job.spec.strategy.averaging:
-            return self._mean_of_peers(base, parts, parameters, about)
-        updates = RoundUpdates(self.job.gatherer, base, parts, lambda: server_step.average(samples))
+        server_step, offsets = self.job.server_step, dict[int, Vector]()
+        spread = Spread() if self.job.spec.strategy.averaging else None
+        if spread:
+            parts, offsets = self._newest_of_peers(base, parts, parameters)
+            samples, ages = [self.job.plan.unit_size(unit) for unit in sorted(parts)], []
+        updates = RoundUpdates(self.job.gatherer, base, parts, lambda: server_step.average(samples), offsets)
+        read = (lambda bucket: spread.of(updates.read(bucket))) if spread else updates.read
         try:
-            gradient = server_step.combine(updates.read, samples, ages)
+            gradient = server_step.combine(read, samples, ages)
         finally:
             self.job.gatherer.settle()
+        if spread:
+            about["consensus"] = math.sqrt(spread.square / (len(parts) * len(parameters)))
         return gradient, updates.buffers.value, about
 
-    def _mean_of_peers(
-        self, base: RoundState, parts: dict[int, Received], parameters: Vector, about: dict[str, Any]
-    ) -> tuple[Vector, Vector, dict[str, Any]]:
-        """The version's parameters minus the mean of each peer's newest weights, as `combine`; `about` also tells the
-        consensus distance: the root mean square, over parameters and peers, of the weights' distance from their mean.
+    def _newest_of_peers(
+        self, base: RoundState, parts: dict[int, Received], parameters: Vector
+    ) -> tuple[dict[int, Received], dict[int, Vector]]:
+        """Where the strategy has peers: the newest update of each, by unit, and the vectors (d,) that make those on an
+        earlier reference differences from `parameters`.
 
-        A peer whose reference this reducer has not had, because it took over since, is left out of this mean.
+        A peer whose reference this reducer has not had, because it took over since, is left out.
         """
         references = self._recent_references(base, parameters)
         newest = {part.worker: part for part in sorted(parts.values(), key=lambda part: part.at)}.values()
         chosen = {part.micro_batch: part for part in newest if part.base in references} or parts
-        samples = [self.job.plan.unit_size(unit) for unit in sorted(chosen)]
-        own, others = str(base.token), {part.base for part in chosen.values()} & references.keys()
-        offsets = {token: parameters - references[token] for token in others if token != own}
-        by_unit = {unit: offsets[part.base] for unit, part in chosen.items() if part.base in offsets}
-        average, spread = self.job.server_step.average, Spread()
-        updates = RoundUpdates(self.job.gatherer, base, chosen, lambda: average(samples), by_unit)
-        try:
-            gradient = self.job.server_step.combine(lambda bucket: spread.of(updates.read(bucket)), samples)
-        finally:
-            self.job.gatherer.settle()
-        distance = math.sqrt(spread.square / (len(chosen) * len(parameters)))
-        return gradient, updates.buffers.value, about | {"consensus": distance}
+        earlier = {part.base for part in chosen.values()} & references.keys() - {str(base.token)}
+        offsets = {token: parameters - references[token] for token in earlier}
+        return chosen, {unit: offsets[part.base] for unit, part in chosen.items() if part.base in offsets}
 
     def _recent_references(self, base: RoundState, parameters: Vector) -> dict[str, Vector]:
         """The parameters of the recent versions, now with those of `base`."""

@@ -175,9 +175,9 @@ class RoundHandler:
         counted = [parts[m] for m in sorted(parts)]
         samples = [job.plan.unit_size(part.micro_batch) for part in counted]
         try:
-            parameters = current.model.published.parameters
-            gradient, buffers, about = self._next_version.combine(base, parts, samples, parameters)
-            del parameters
+            gradient, buffers, about = self._next_version.combine(
+                base, parts, samples, current.model.published.parameters
+            )
         except Refused:
             return
         failpoint("after_gather")

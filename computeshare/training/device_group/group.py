@@ -204,7 +204,7 @@ class DeviceGroup:
                     return
 
         while left and not interrupted.is_set():
-            places = self.working[: len(left)] if len(left) < len(self.working) else self.working
+            places = self.working[: len(left)]
             if not places:
                 raise errors[-1]
             here = 0 if 0 in places else None

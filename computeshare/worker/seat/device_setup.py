@@ -3,6 +3,7 @@ first.
 """
 
 import contextlib
+from typing import TYPE_CHECKING
 
 from computeshare.bundles.store import BundleStore
 from computeshare.jobspec.memory_estimate import allowed_bytes
@@ -11,8 +12,12 @@ from computeshare.settings import Settings
 from computeshare.tasks.recipes import requirements
 from computeshare.tasks.recipes.bundle import Bundle
 from computeshare.training import devices
-from computeshare.training.device_group.group import GroupComputation, Member
+from computeshare.training.device_group.group import GroupComputation
 from computeshare.training.recipe_process.process import Limits, Part, RecipeFiles, RecipeProcess
+
+if TYPE_CHECKING:
+    from computeshare.training.computation import LocalComputation
+    from computeshare.training.device_group.device_process import DeviceProcess
 
 
 def open_recipe(
@@ -46,25 +51,24 @@ def open_all(spec: JobSpec, recipe: Bundle | None, preference: str | None, setti
 
     names = devices.choose_all(preference)
     spec = _with_threads(spec, names)
-    others: list[Member] = []
     with contextlib.ExitStack() as closing:
         if recipe:
-            processes = [open_recipe(spec, recipe, names[0], settings)]
-            closing.callback(processes[0].close)
-            for name in names[1:]:
-                processes.append(open_recipe(spec, recipe, name, settings))
-                closing.callback(processes[-1].close)
-            group = GroupComputation(processes[0], processes[1:], names)
+            opened = (open_recipe(spec, recipe, name, settings) for name in names)
+            recipes = [closing.enter_context(contextlib.closing(one)) for one in opened]
+            group = GroupComputation(recipes[0], recipes[1:], names)
         else:
             first = open_here(spec, names[0], settings.data_dir, BundleStore(settings.bundles_dir))
-            for name in names[1:]:
-                from computeshare.training.device_group.device_process import DeviceProcess
-
-                others.append(DeviceProcess(spec, name, settings.data_dir, settings.bundles_dir, first))
-                closing.callback(others[-1].close)
+            further = (_further(spec, name, settings, first) for name in names[1:])
+            others = [closing.enter_context(contextlib.closing(one)) for one in further]
             group = GroupComputation(first, others, names)
         closing.pop_all()
     return group
+
+
+def _further(spec: JobSpec, name: str, settings: Settings, first: "LocalComputation") -> "DeviceProcess":
+    from computeshare.training.device_group.device_process import DeviceProcess
+
+    return DeviceProcess(spec, name, settings.data_dir, settings.bundles_dir, first)
 
 
 def _with_threads(spec: JobSpec, names: list[str]) -> JobSpec:
