@@ -12,10 +12,10 @@ from tests.support.control_plane import DIGITS_MLP, ControlPlane
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 UP = ("--workers", "0", "--queue", "e2e")
 SHARED = {"micro_batches_per_round": 4, "checkpoint_every": 0, "evaluate_every": 0, "threads": 1}
-BATCH_NORM = {**DIGITS_MLP, **SHARED, "model": "resnet18", "rounds": 6, "micro_batch": 8, "input": [3, 32, 32]}
+BATCH_NORM = {**DIGITS_MLP, **SHARED, "model": "resnet18", "rounds": 24, "micro_batch": 8, "input": [3, 32, 32]}
 LOCAL = {
     **{name: DIGITS_MLP[name] for name in ("dataset", "model", "queue", "micro_batch")},
-    **{"rounds": 400, "checkpoint_every": 0, "evaluate_every": 0, "threads": 1},
+    **{"rounds": 800, "checkpoint_every": 0, "evaluate_every": 0, "threads": 1},
     "strategy": {"kind": "local", "inner_steps": 5, "replicas": 4},
 }
 JOBS: dict[str, dict[str, Any]] = {"sync": BATCH_NORM, "local": LOCAL}
