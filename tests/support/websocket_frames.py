@@ -37,6 +37,13 @@ def upgraded(access: GatewayAccess) -> socket.socket:
 
 def frame(data: bytes, opcode: int = 2, final: bool = True) -> bytes:
     """A masked frame, with a mask of zeros."""
-    size = len(data)
-    length = bytes([0x80 | size]) if size < 126 else b"\xfe" + size.to_bytes(2, "big")
-    return bytes([0x80 * final | opcode]) + length + bytes(4) + data
+    return head(len(data), opcode, final) + data
+
+
+def head(size: int, opcode: int = 2, final: bool = True) -> bytes:
+    """The beginning of a masked frame of `size` bytes, up to its data."""
+    if size < 126:
+        length = bytes([0x80 | size])
+    else:
+        length = b"\xfe" + size.to_bytes(2, "big") if size < 1 << 16 else b"\xff" + size.to_bytes(8, "big")
+    return bytes([0x80 * final | opcode]) + length + bytes(4)
