@@ -21,8 +21,8 @@ from computeshare import __version__
 DISTRIBUTION = "computeshare-worker"
 ROOMS = (
     *("__init__.py", "errors.py", "py.typed", "settings.py", "types.py", "bundles", "checkpoints", "client", "codecs"),
-    *("confinement", "datasets", "gossip", "host", "jobspec", "protocol", "queue", "runtime", "strategies", "tasks"),
-    *("tensors", "terminal", "torch", "training", "transport", "worker"),
+    *("confinement", "datasets", "gossip", "host", "jobspec", "pipeline", "protocol", "queue", "runtime", "strategies"),
+    *("tasks", "tensors", "terminal", "torch", "training", "transport", "worker"),
 )
 """The files and folders of `computeshare` in the wheel."""
 CONTROL_PLANE_ONLY = frozenset(

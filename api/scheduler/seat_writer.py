@@ -14,7 +14,7 @@ log = structlog.get_logger()
 
 def seats_wanted(spec: JobSpec) -> int:
     """The number of workers that a job can use at a time."""
-    return min(spec.workers.max, spec.plan.units_per_round)
+    return min(spec.workers.max, spec.strategy.most_workers(spec.plan))
 
 
 def place(connection: Connection, action: Action, now: int) -> None:

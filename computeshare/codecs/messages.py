@@ -1,9 +1,11 @@
 """Messages: an update of one micro-batch, or a version's weights, as a list of frames. Pure.
 
 A message has a frame for each bucket of the parameters, then a frame for the buffers and, with weights, a frame for the
-counters. Buffers and counters are encoded exactly.
+counters. Buffers and counters are encoded exactly. Where workers hold stages of the model, and so read some of the
+frames of a version's weights, a last frame holds the digests of all others.
 """
 
+import hashlib
 import struct
 from collections.abc import Iterator, Sequence
 
@@ -21,6 +23,7 @@ from computeshare.types import Blob, Counters, Message, Vector
 PART_BYTES = 4 * BUCKET
 NEWS_BYTES = 1 << 20
 _ALIGNED = 64
+_DIGEST_BYTES = 32
 _HEADERS_BYTES = 8 * (frame.LENGTH_BYTES + frame.HEADER_BYTES)
 """Most bytes of headers in a part, whatever its codec."""
 
@@ -40,7 +43,7 @@ def is_news(layout: Layout) -> bool:
 
 def weights_parts(layout: Layout) -> int:
     """The number of frames in a version's weights."""
-    return len(layout.buckets) + 2
+    return len(layout.buckets) + 2 + bool(layout.cuts)
 
 
 class UpdateEncoder:
@@ -115,6 +118,7 @@ def largest_update(layout: Layout) -> int:
 def weights_room(layout: Layout) -> list[memoryview]:
     """Memory to receive each part of a version's weights, large enough for every codec."""
     values = [*(4 * size for size in layout.bucket_sizes), 4 * layout.buffers, 8 * layout.counters]
+    values += [_DIGEST_BYTES * len(values)] if layout.cuts else []
     room = np.empty(sum(values) + _HEADERS_BYTES * len(values), np.uint8).data
     ends = np.cumsum([size + _HEADERS_BYTES for size in values]).tolist()
     return [room[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
@@ -128,6 +132,20 @@ def encode_weights(
     Args:
         before: the previous version's parameters (d,); if given, the parameters are sent as the difference from them.
     """
+    parts = _encoded_weights(codec, weights, layout, seed, before)
+    if not layout.cuts:
+        yield from parts
+        return
+    digests = b""
+    for part in parts:
+        digests += _digest(part)
+        yield part
+    yield frame.pack(digests, compress=False)
+
+
+def _encoded_weights(
+    codec: Codec, weights: Weights, layout: Layout, seed: int, before: Vector | None
+) -> Iterator[Blob]:
     scratch = _scratch(layout)
     compress = not codec.exact  # whole weights are too dense for that
     for index, bucket in enumerate(layout.buckets):
@@ -139,13 +157,35 @@ def encode_weights(
     yield frame.pack(weights.counters.astype("<i8", copy=False))
 
 
+def decode_some(
+    codec: Codec, frames: Sequence[Blob | None], buckets: Sequence[int], layout: Layout
+) -> tuple[dict[int, Vector], Vector, Counters]:
+    """Decode some buckets of a version's weights: their parameters by bucket, all buffers (b,), all counters (c,).
+
+    Args:
+        frames: those of `buckets`, then the version's last three: buffers, counters, digests.
+    Raises CodecError: they are malformed, or not those whose digests were published.
+    """
+    parts, count = _whole(frames, len(buckets) + 3), len(layout.buckets)
+    digests = frame.unpack(parts[-1], _DIGEST_BYTES * (count + 2))
+    for index, part in zip([*buckets, count, count + 1], parts, strict=False):
+        if digests[_DIGEST_BYTES * index :][:_DIGEST_BYTES] != _digest(part):
+            raise CodecError(f"digest mismatch: part {index} of the weights was damaged")
+    values = {one: codec.decode(part, layout.bucket_sizes[one]) for one, part in zip(buckets, parts, strict=False)}
+    return values, *_rest(parts[-3:-1], layout)
+
+
+def _digest(part: Blob) -> bytes:
+    return hashlib.sha256(part).digest()
+
+
 def decode_weights(codec: Codec, message: Message, layout: Layout, out: Vector | None = None) -> Weights:
     """Decode the weights in a message, bit for bit the same on every receiver; the parameters (d,) into `out` if given.
 
     Raises CodecError: the message is malformed; `out` may have been changed.
     """
     parts = _whole(message, weights_parts(layout))
-    return Weights(_decoded(codec, parts, layout, out), *_rest(parts, layout))
+    return Weights(_decoded(codec, parts, layout, out), *_rest(parts[len(layout.buckets) :], layout))
 
 
 def add_delta(codec: Codec, message: Message, layout: Layout, before: Weights) -> Weights:
@@ -159,7 +199,7 @@ def add_delta(codec: Codec, message: Message, layout: Layout, before: Weights) -
         layout.buckets, layout.bucket_sizes, parts, strict=False
     ):  # then come the other parts
         np.add(before.parameters[bucket], codec.decode(part, size, scratch[:size]), out=after[bucket])
-    buffers, counters = _rest(parts, layout)
+    buffers, counters = _rest(parts[len(layout.buckets) :], layout)
     return Weights(after, buffers.copy(), counters.copy())
 
 
@@ -212,9 +252,9 @@ def _decoded(codec: Codec, parts: Sequence[Blob], layout: Layout, out: Vector | 
 
 
 def _rest(parts: Sequence[Blob], layout: Layout) -> tuple[Vector, Counters]:
-    """The buffers and counters of a version's weights, possibly as views of the message."""
-    counters = np.frombuffer(frame.unpack(parts[-1], 8 * layout.counters), "<i8")
-    return EXACT.decode(parts[-2], layout.buffers), counters
+    """The buffers and counters of a version's weights, from the frames after the parameters, possibly as views."""
+    counters = np.frombuffer(frame.unpack(parts[1], 8 * layout.counters), "<i8")
+    return EXACT.decode(parts[0], layout.buffers), counters
 
 
 def _scratch(layout: Layout) -> Vector:

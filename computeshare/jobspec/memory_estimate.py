@@ -22,7 +22,7 @@ def allowed_bytes(text: str | None) -> int:
 
 
 def seat_bytes(spec: JobSpec, device: str, saved_bytes: int = 0, resident_bytes: int = TORCH_BYTES) -> int:
-    """Estimate a seat's peak memory, in bytes.
+    """Estimate a seat's peak memory, in bytes; where the model is split into stages, with one stage of equal ones.
 
     Args:
         device: its kind: `cpu`, `mps` or `cuda`. Beside the CPU, what the process itself has resident does not count.
@@ -31,7 +31,8 @@ def seat_bytes(spec: JobSpec, device: str, saved_bytes: int = 0, resident_bytes:
     """
     vectors = 4 + spec.strategy.extra_vectors  # weights, the next ones, the gradient, an update on its way; what else
     own = resident_bytes if device == "cpu" else 0
-    return own + 4 * spec.parameters * vectors + saved_bytes * (spec.micro_batch // spec.accumulate)
+    stages = spec.strategy.staging.stages if spec.strategy.staging else 1
+    return own + 4 * spec.parameters * vectors // stages + saved_bytes * (spec.micro_batch // spec.accumulate)
 
 
 def does_not_fit(needed_bytes: int, room_bytes: int, measured: bool, by_flag: bool) -> str | None:

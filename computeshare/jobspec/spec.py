@@ -33,7 +33,7 @@ from computeshare.jobspec.tasks.own_data import DatasetFacts
 from computeshare.jobspec.tasks.recipe_facts import RECIPE_PATTERN, RecipeFacts
 from computeshare.jobspec.tasks.recipes import RecipeArgs, RecipeTask
 from computeshare.strategies import registry
-from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND
+from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND, MAIL_BYTES, Staging
 from computeshare.types import Precision
 
 QUEUE_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
@@ -429,7 +429,9 @@ class JobSpec(Part):
             )
 
     def _check_updates(self) -> None:
-        """Raises ValidationError: the updates that workers send cannot be audited, or make no peers' weights."""
+        """Raises ValidationError: the updates that workers send cannot be audited, make no peers' weights, or cannot be
+        sent stage by stage.
+        """
         if self.audit and (why := self._not_repeatable()):
             raise error_at(
                 "JobSpec", "audit", f"cannot compare two machines' updates, because {why}, or set audit to 0"
@@ -441,6 +443,29 @@ class JobSpec(Part):
                 f"strategy {self.strategy.kind} publishes weights as differences from a version: set codec.down "
                 "to float32, and codec.up to float32, float16, bfloat16 or int8",
             )
+
+        for name, (value, why) in self.strategy.unfit.items():
+            if getattr(self, name) != value:
+                raise error_at("JobSpec", name, f"does not suit strategy {self.strategy.kind}: {why}")
+        if self.strategy.staging:
+            self._check_stages(self.strategy.staging)
+
+    def _check_stages(self, staging: Staging) -> None:
+        """Raises ValidationError: a codec does not suit a model in stages."""
+        suited = [name for name, codec in CODECS.items() if not codec.residual]
+        if staging.activations not in suited:
+            raise error_at("JobSpec", ("strategy", "activations"), f"choose one of {', '.join(suited)}")
+        if not self._suits_stages():
+            raise error_at(
+                "JobSpec",
+                "codec",
+                f"strategy {self.strategy.kind} sends each stage by itself: set codec.up to float32, float16, bfloat16 "
+                "or int8, and codec.down to float32, float16 or bfloat16",
+            )
+
+    def _suits_stages(self) -> bool:
+        """Whether a stage's part of a message can be had without the rest, and from one version alone."""
+        return self.codec != "auto" and not (CODECS[self.codec.down].differences or CODECS[self.codec.up].residual)
 
     def _suits_peers(self) -> bool:
         """Whether peers' weights can be had from a version and a message: the version is exact, and no codec's residual
@@ -458,8 +483,9 @@ class JobSpec(Part):
 
     def _not_repeatable(self) -> str | None:
         """Why two machines of one kind may send different updates for a unit, and the remedy; None: they do not."""
-        if self.strategy.averaging:
-            return "each worker has weights of its own: choose another strategy"
+        if self.strategy.averaging or self.strategy.staging:
+            how = "each worker has weights of its own" if self.strategy.averaging else "several workers compute a unit"
+            return f"{how}: choose another strategy"
         if self.strategy.keeps_inner:
             return "each worker keeps an inner optimizer's state: set strategy.inner_state to restart"
         if self.strategy.takes_any:
@@ -472,12 +498,14 @@ class JobSpec(Part):
 
     def _shared_out(self) -> None:
         """Raises ValidationError: the job would wait for more workers than a round has work for."""
-        strategy, units, remedy = self.strategy, self.plan.units_per_round, f"raise {self.strategy.units_from}"
-        whole = "a round"
-        if not strategy.steps_may_grow and self.plan.units_per_epoch < units:
-            whole, units, remedy = "an epoch", self.plan.units_per_epoch, "lower micro_batch"
+        strategy, plan, remedy = self.strategy, self.plan, f"raise {self.strategy.units_from}"
+        whole, units = "a round", strategy.most_workers(plan)
+        if not strategy.steps_may_grow and plan.units_per_epoch < plan.units_per_round:
+            whole, remedy = "an epoch", "lower micro_batch"
+            units = units // plan.units_per_round * plan.units_per_epoch
         if self.workers.min > units:
-            cause = f"{whole} has {units:,} {strategy.units}, one for each worker"
+            told = plan.units_per_round if whole == "a round" else plan.units_per_epoch
+            cause = f"{whole} has {told:,} {strategy.units}, {strategy.per_unit} for each"
             message = f"must be at most {units:,}, because {cause}: lower workers.min, or {remedy}"
             raise error_at("JobSpec", ("workers", "min"), message)
 
@@ -588,7 +616,15 @@ class JobSpec(Part):
         down = max(_bytes_down(CODECS[codec]) for _, codec in pairs)
         units = self.plan.units_per_round
         outer, *inner = (4 * self._state_vectors(one) for one in self._sent_optimizers)
-        return 1_000_000 + RECORD_BYTES + self.parameters * (down + 3 * outer + 2 * units * up + units * sum(inner))
+        mail = self._chains * MAIL_BYTES
+        by_parameter = down + 3 * outer + 2 * units * up + units * sum(inner)
+        return 1_000_000 + RECORD_BYTES + mail + self.parameters * by_parameter
+
+    @property
+    def _chains(self) -> int:
+        """The most chains of workers that compute micro-batches at once; 0: each worker computes by itself."""
+        staging = self.strategy.staging
+        return min(self.plan.units_per_round, max(1, self.workers.max // staging.stages)) if staging else 0
 
     @property
     def plan(self) -> Plan:

@@ -71,6 +71,11 @@ def group_peer(group: str, name: str) -> str:
     return f"cs:gossip:{group}:peer:{name}"
 
 
+def group_stage(group: str, stage: str) -> str:
+    """stream: as `JobKeys.mail`, of the process that holds a stage of a script's model; expires."""
+    return f"cs:pipeline:{group}:stage:{stage}"
+
+
 def worker(worker_id: str) -> str:
     """hash: a worker's description (name, device, queues, versions, memory, seat, power, why it rests); expires unless
     refreshed.
@@ -277,6 +282,30 @@ class JobKeys:
     def peer(self, worker: str) -> str:
         """hash: the message of a worker's newest published weights, part by part; expires."""
         return self._key("peer", worker)
+
+    def stages(self) -> str:
+        """string: where the model is split into stages, and what each asks of a worker (JSON); written once by the
+        reducer, if the strategy is `pipeline`, and kept until the rounds end.
+        """
+        return self._key("stages")
+
+    def members(self) -> str:
+        """hash: worker to `session|seen|about` where workers hold stages of the model: when it was seen last, in
+        milliseconds since the epoch, and what it can do (JSON); until it leaves or is no longer seen.
+        """
+        return self._key("members")
+
+    def placement(self) -> str:
+        """hash: `number`, `present` (the sessions for which it was made) and `plan` (JSON): which of them hold which
+        stages of the model.
+        """
+        return self._key("placement")
+
+    def mail(self, session: str) -> str:
+        """stream: activations and gradients for the stages that a session holds, and its leader's orders; trimmed by
+        the reader; expires.
+        """
+        return self._key("mail", session)
 
     def answers(self) -> str:
         """hash: sha1 of a submission's nonce to `place|outcome`, of the newest submissions (2,048 at least, 4,096 at

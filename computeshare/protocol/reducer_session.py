@@ -400,6 +400,11 @@ class ReducerSession(RoundStore):
         """
         return int(self.scripts.call("fold", self.keys, fence=self.fence, kept=EVENTS_KEPT, moved=EVENTS_FOLDED))
 
+    def fix_stages(self, plan: str) -> str:
+        """Store where the model is split (JSON), unless that is decided; returns what holds."""
+        self.redis.set(self.keys.stages(), plan, nx=True)
+        return self.stages() or plan
+
     def announce(self, kind: str, event: dict[str, Any]) -> bool:
         """Append an event; False if another reducer has taken over or the job is gone."""
         return self.append(kind, event, str(self.fence))

@@ -127,6 +127,11 @@ class RoundStore:
         raw: Any = self.redis.get(self.keys.spec())
         return None if raw is None else bytes(raw).decode()
 
+    def stages(self) -> str | None:
+        """Where the model is split into stages, as JSON; None: no reducer has decided, or it is not to be split."""
+        raw: Any = self.redis.get(self.keys.stages())
+        return None if raw is None else bytes(raw).decode()
+
     def read(self) -> RoundState | None:
         """The current round, or None while the job is not open. Raises DamagedRound."""
         return RoundState.parse(self.redis.hmget(self.keys.round(), FIELDS))

@@ -31,6 +31,9 @@ class Terms:
     peers: bool = False
     """Whether an update is also kept as its worker's newest for other workers to read; then leases are single units."""
 
+    singles: bool = False
+    """Whether leases are single units, for any worker that asks: each is computed by a chain of workers."""
+
     def fields(self) -> dict[str, int | float | str]:
         """The fields of the round's hash."""
         return {name: int(value) if isinstance(value, bool) else value for name, value in asdict(self).items()}

@@ -130,6 +130,10 @@ class WorkerSession:
         failpoint("in_leave")
         leave(self._scripts, self.keys, self.worker_id, self.session_id, reason)
 
+    def release(self) -> None:
+        """Hand back what this session has leased."""
+        self._scripts.call("release", self.keys, worker=self.worker_id, session=self.session_id)
+
     def extend(self, micro_batches: Sequence[int], nonce: str = "") -> str:
         """Extend the leases on these micro-batches and the life of their staged messages. Safe from any thread.
 

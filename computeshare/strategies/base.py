@@ -22,6 +22,11 @@ LARGEST_ROUND = 4096
 LARGEST_LOCAL_ROUND = 100_000
 """Largest number of micro-batches in a round of local SGD."""
 
+MOST_STAGES = 64
+"""Largest number of stages of a model."""
+MAIL_BYTES = 128_000_000
+"""The most bytes of a micro-batch's activations and gradients that may wait in the broker between stages."""
+
 
 @dataclass(frozen=True, slots=True)
 class Contributions:
@@ -70,6 +75,30 @@ class Averaging(Protocol):
         """One's own weights (d,), moved by `share` of the way to the other's."""
 
 
+class Staging(Protocol):
+    """How a model is split into stages, which several workers hold; see `pipeline`."""
+
+    @property
+    def stages(self) -> int:
+        """The number of stages."""
+
+    @property
+    def schedule(self) -> Literal["gpipe", "1f1b"]:
+        """In which order a stage computes the pieces of a micro-batch."""
+
+    @property
+    def recompute(self) -> bool:
+        """Whether each piece's forward pass is computed again before its backward pass."""
+
+    @property
+    def activations(self) -> str:
+        """The codec of activations and their gradients."""
+
+    @property
+    def split(self) -> Sequence[str]:
+        """The submodules with which the second and each later stage begins; empty: to be chosen."""
+
+
 class Strategy(Part):
     """How a round's updates become the next version. Each kind is a subclass with its own fields, listed in `registry`.
 
@@ -93,6 +122,8 @@ class Strategy(Part):
     unit: ClassVar[str] = "micro-batch"
     """Name of a unit, for users."""
     units: ClassVar[str] = "micro-batches"
+    per_unit: ClassVar[str] = "a worker"
+    """What computes a unit, for users."""
     lease: ClassVar[str] = "micro-batch"
     """Name of a worker's lease, for users."""
     remedy: ClassVar[str] = (
@@ -113,6 +144,12 @@ class Strategy(Part):
         Raises: ValidationError, ValueError: it does not.
         """
 
+    def most_workers(self, plan: Plan) -> int:
+        """The most workers that can share a round."""
+        return plan.units_per_round
+
+    unfit: ClassVar[Mapping[str, tuple[Any, str]]] = {}
+    """Fields of the JobSpec that do not suit the strategy: the value that does, and why no other, with advice."""
     may_be_private: ClassVar[bool] = False
     """Whether the job may have `privacy`: workers send a gradient for each unit, and keep no state of samples."""
 
@@ -200,6 +237,11 @@ class Strategy(Part):
         With peers, an update is the version's weights minus the peer's, and a version is the mean of each peer's newest
         weights.
         """
+        return None
+
+    @property
+    def staging(self) -> "Staging | None":
+        """How the model is split into stages, which several workers hold; None: each worker holds all of it."""
         return None
 
     @property

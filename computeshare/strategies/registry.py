@@ -11,10 +11,11 @@ from computeshare.strategies.base import Strategy
 from computeshare.strategies.buffered_async import AsyncStrategy
 from computeshare.strategies.gossip import GossipStrategy
 from computeshare.strategies.local import LocalStrategy
+from computeshare.strategies.pipeline import PipelineStrategy
 from computeshare.strategies.signsgd import SignStrategy
 from computeshare.strategies.sync import SyncStrategy
 
-AnyStrategy: TypeAlias = SyncStrategy | AsyncStrategy | LocalStrategy | GossipStrategy | SignStrategy
+AnyStrategy: TypeAlias = SyncStrategy | AsyncStrategy | LocalStrategy | GossipStrategy | PipelineStrategy | SignStrategy
 """The only list of strategies: add new kinds here."""
 KINDS: Mapping[str, type[AnyStrategy]] = {one.model_fields["kind"].default: one for one in get_args(AnyStrategy)}
 DEFAULT = SyncStrategy()

@@ -165,15 +165,17 @@ class Task(ABC):
             return self.module(0)
 
     def instance(self, seed: int, part: Part, data_dir: Path) -> "TaskInstance":
-        """The module built and a part of the data opened, downloaded before if need be. Raises SpecError,
-        DatasetError.
-        """
+        """The module built and a part of the data opened, as `samples`. Raises SpecError, DatasetError."""
+        return self._with(seed, self.samples(part, data_dir))
+
+    def samples(self, part: Part, data_dir: Path) -> Split:
+        """A part of the data, downloaded before if need be. Raises DatasetError."""
         self.prepare(data_dir)
         split = self.open("test" if part == "test" else "train", data_dir)
         if part == "validation" or (part == "train" and self.validation):
             training, validating = parted(len(split), self.validation)
             split = Subset(split, training if part == "train" else validating)
-        return self._with(seed, split)
+        return split
 
     def on_noise(self, samples: int, seed: int = 0) -> "TaskInstance":
         """The module built, with random samples instead of the data set's. Raises SpecError."""

@@ -5,6 +5,7 @@ statistics) and the counters (int64; BatchNorm's `num_batches_tracked`), each in
 """
 
 import hashlib
+import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ class Layout:
     """The entries of a `state_dict`, in its order."""
 
     tensors: tuple[Tensor, ...]
+    cuts: tuple[int, ...] = ()
+    """Places in the parameter vector, ascending, where a bucket begins: a bucket belongs to one of several stages."""
 
     @classmethod
     def build(cls, entries: Iterator[tuple[str, tuple[int, ...], Kind]]) -> "Layout":
@@ -80,8 +83,11 @@ class Layout:
     @cached_property
     def buckets(self) -> tuple[slice, ...]:
         """The slices of the parameter vector that travel separately; at least one."""
-        starts = range(0, max(1, self.parameters), BUCKET)
-        return tuple(slice(start, min(start + BUCKET, self.parameters)) for start in starts)
+        whole = max(1, self.parameters)
+        borders = [0, *self.cuts, whole]
+        runs = [range(start, stop, BUCKET) for start, stop in itertools.pairwise(borders)]
+        starts = [start for run in runs for start in run]
+        return tuple(slice(start, min(stop, self.parameters)) for start, stop in itertools.pairwise([*starts, whole]))
 
     @cached_property
     def bucket_sizes(self) -> tuple[int, ...]:

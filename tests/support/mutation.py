@@ -32,6 +32,7 @@ TESTS = tuple(
     f"tests/integration/protocol/rounds/test_{which}.py"
     for which in (
         "peers",
+        "placements",
         "rounds",
         "checks",
         "quorum",

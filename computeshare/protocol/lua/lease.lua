@@ -9,7 +9,7 @@
 -- many machines), `unmeasured` (maximum units for a worker of unknown speed; 0: its share), `audit` (share of units that
 -- a second machine of the same kind computes as well: a worker cannot tell such a copy from its own units, and `secret`,
 -- which no worker knows, decides which units these are), `peers` (1: a worker publishes its weights after each unit, so
--- it gets one at a time).
+-- it gets one at a time), `singles` (1: leases are single units whatever a worker's speed, which is that of a chain).
 -- Returns {answer, current token, ms until the next request makes sense, micro-batch, ...}. The answer is `leased`,
 -- `wait`, `stale` (another version is current), `fenced`, `banned`, `gone` (the job is not open), or the job's status
 -- if it is not running. Only `leased` changes anything and returns micro-batches.
@@ -31,9 +31,9 @@ local TRIED_AGAIN_AFTER = 8
 local BACKUP_FACTOR, BACKUP_MS = 1.5, 100
 local EXPECTED_MS = 250 -- how much later than this worker the others may ask
 local status, current, first, count, cursor, version, opened, total, closed, needed, base, backup,
-  sharers, fewest, unmeasured, doubled, audit, secret, peers = unpack(redis.call("HMGET", round_key, "status", "token", "first", "count",
-  "cursor", "version", "opened", "total", "closed", "needed", "base", "backup", "sharers", "fewest",
-  "unmeasured", "doubled", "audit", "secret", "peers"))
+  sharers, fewest, unmeasured, doubled, audit, secret, peers, singles = unpack(redis.call("HMGET", round_key,
+  "status", "token", "first", "count", "cursor", "version", "opened", "total", "closed", "needed", "base", "backup",
+  "sharers", "fewest", "unmeasured", "doubled", "audit", "secret", "peers", "singles"))
 if not status then return {"gone", "", 0} end
 if status ~= "running" then return {status, current, 0} end
 if redis.call("HGET", sessions_key, worker) ~= session then
@@ -97,7 +97,7 @@ end
 local again = 4000
 local most = measured and math.max(devices, math.floor(TOGETHER_MS / speed)) or math.huge
 if not measured and unmeasured > 0 then most = unmeasured * devices end
-if peers == "1" then most = 1 end
+if peers == "1" or singles == "1" then most = 1 end
 local fair = math.min(math.ceil(needed / #workers), most, room)
 local share = fair
 local left = redis.call("LLEN", free_key) + count - cursor
@@ -126,7 +126,8 @@ local function set_share_by_speed()
   again = math.max(20, speed / 8)
 end
 
-if speed >= SHORT_MS and needed == total and sharers == 0 and redis.call("EXISTS", suspects_key) == 0 then
+local by_speed = singles ~= "1" and speed >= SHORT_MS and needed == total
+if by_speed and sharers == 0 and redis.call("EXISTS", suspects_key) == 0 then
   set_share_by_speed()
 end
 

@@ -3,6 +3,7 @@
 import hashlib
 import tracemalloc
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,14 +14,16 @@ from hypothesis.extra import numpy as arrays
 
 from computeshare.codecs import frame
 from computeshare.codecs.messages import (
+    decode_some,
     decode_update,
     decode_weights,
     encode_update,
     encode_weights,
     largest_update,
     update_parts,
+    weights_parts,
 )
-from computeshare.codecs.registry import CODECS
+from computeshare.codecs.registry import CODECS, EXACT
 from computeshare.errors import CodecError
 from computeshare.tensors.layout import BUCKET, Layout, Weights
 from computeshare.types import Vector
@@ -214,3 +217,20 @@ def test_weights_carry_buffers_and_counters_exactly_and_their_digest_follows_the
     w, b = weights.parameters[:12], weights.parameters[12:]
     in_order = w.tobytes() + weights.buffers.tobytes() + weights.counters.tobytes() + b.tobytes()
     assert LAYOUT.digest(weights) == hashlib.sha256(in_order).hexdigest()
+
+
+def test_buckets_of_a_version_are_checked_by_their_own_digests() -> None:
+    layout = replace(Layout.build(iter([("w", (30,), "parameter"), ("m", (2,), "buffer")])), cuts=(10, 20))
+    weights = Weights(np.arange(30, dtype=np.float32), np.float32([1, 2]), np.zeros(0, np.int64))
+    message = [*encode_weights(CODECS["float32"], weights, layout)]
+    assert len(message) == weights_parts(layout) == 3 + 2 + 1
+    assert np.array_equal(decode_weights(CODECS["float32"], message, layout).parameters, weights.parameters)
+    some = [message[1], *message[3:]]
+    values, buffers, counters = decode_some(CODECS["float32"], some, [1], layout)
+    assert values[1].tolist() == [*range(10, 20)] and buffers.tolist() == [1, 2] and not len(counters)
+    other = CODECS["float32"].encode(weights.parameters[:10])
+    for wrong in ([other, *message[3:]], [message[1], EXACT.encode(np.float32([3, 4])), *message[4:]]):
+        with pytest.raises(CodecError, match="digest mismatch"):
+            decode_some(CODECS["float32"], wrong, [1], layout)
+    with pytest.raises(CodecError, match="truncated"):
+        decode_some(CODECS["float32"], [None, *message[3:]], [1], layout)

@@ -300,7 +300,12 @@ WRONG = [
     (buffered, {"strategy": {"max_staleness": -1}}, ("strategy", "max_staleness"), "greater than or equal to 0"),
     (buffered, {"strategy": {"quorum": 0.5}}, ("strategy", "quorum"), "fields of strategy async: backup, buffer"),
     (robust, {"strategy": {"inner_steps": 5}}, ("strategy", "inner_steps"), "fields of strategy sync: backup, combine"),
-    (robust, {"strategy": {"kind": ["sync"]}}, ("strategy", "kind"), "'sync', 'async', 'local', 'gossip', 'signsgd'"),
+    (
+        robust,
+        {"strategy": {"kind": ["sync"]}},
+        ("strategy", "kind"),
+        "'sync', 'async', 'local', 'gossip', 'pipeline', 'signsgd'",
+    ),
     (robust, {"strategy": "sync"}, ("strategy",), "must be an object"),
     (robust, {"strategy": None}, ("strategy",), "must be an object"),
     (robust, {"micro_batches_per_round": 4097}, ("micro_batches_per_round",), "less than or equal to 4096"),

@@ -1,12 +1,13 @@
 """Layouts: a state dict in flat vectors and back."""
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from computeshare.errors import ShapeError
-from computeshare.tensors.layout import Digest, Layout, Weights
+from computeshare.tensors.layout import BUCKET, Digest, Layout, Weights
 
 LAYOUT = Layout.build(
     iter(
@@ -77,3 +78,15 @@ def test_weights_of_another_layout_are_refused() -> None:
         LAYOUT.digest(Weights(WEIGHTS.parameters[:9], WEIGHTS.buffers, WEIGHTS.counters))
     with pytest.raises(ShapeError, match="not those of this model"):
         LAYOUT.gather({**LAYOUT.views(WEIGHTS), "more": np.zeros(1)})
+
+
+def test_a_bucket_begins_at_each_cut_and_buckets_cover_all_parameters() -> None:
+    size = 3 * BUCKET + 7
+    whole = Layout.build(iter([("w", (size,), "parameter")]))
+    assert [bucket.start for bucket in whole.buckets] == [0, BUCKET, 2 * BUCKET, 3 * BUCKET]
+    cuts = (5, BUCKET + 5, BUCKET + 6)
+    cut = replace(whole, cuts=cuts)
+    assert [bucket.start for bucket in cut.buckets] == [0, 5, *cuts[1:], 2 * BUCKET + 6, 3 * BUCKET + 6]
+    assert [bucket.stop for bucket in cut.buckets] == [bucket.start for bucket in cut.buckets[1:]] + [size]
+    assert sum(cut.bucket_sizes) == size and max(cut.bucket_sizes) <= BUCKET
+    assert Layout(()).bucket_sizes == (0,)

@@ -1,0 +1,112 @@
+"""A seat's place among those that hold stages of a job's model, kept by a thread with its own connection."""
+
+import json
+import threading
+from collections.abc import Sequence
+
+import structlog
+from redis import Redis
+from redis.exceptions import RedisError
+
+from computeshare.jobspec.machine_needs import size_text
+from computeshare.pipeline.chains.placement import Member, Placement, Stage, successor
+from computeshare.protocol.keys import JobKeys
+from computeshare.protocol.scripts import Scripts
+from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
+
+EVERY_S = 0.5
+LIFE_MS = 5000
+"""A worker that was not seen for so long loses its stages to others."""
+log = structlog.get_logger()
+
+
+class Membership:
+    """Tells the broker that this session is there, and learns the placement: any member makes a new one where members
+    came or went, and the first to be stored holds for all.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        job_id: str,
+        own: Member,
+        stages: Sequence[Stage],
+        most_chains: int,
+        stop: threading.Event,
+    ) -> None:
+        """`stop`: set when the seat is to leave."""
+        self._scripts, self._keys = Scripts(redis), JobKeys(job_id)
+        self.own = own
+        """What this worker can do, as last measured."""
+        self.stages, self._most_chains, self._stop = stages, most_chains, stop
+        self.current = Placement(0), threading.Event()
+        """The placement, and an event that is set once it no longer holds, the job no longer runs, or the seat is to
+        leave.
+        """
+        self.status = "running"
+        """Of the job, or `gone` or `fenced`."""
+        self._over = threading.Event()
+        self._remarks = Seldom(REMARK_EVERY_S)
+
+    def __enter__(self) -> "Membership":
+        self.look()
+        threading.Thread(target=self._keep, name="membership", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def look(self) -> None:
+        """Tell and ask the broker once; make a new placement where it is due. Raises RedisError."""
+        members, made_for, there = self._told()
+        if self.status != "running":
+            return
+        old = self.current[0]
+        new = successor(old, members, self.stages, self._most_chains, made_for != there)
+        if new:
+            self._told(old.number, there, new.dump())
+        if not self.current[0].chains:
+            self._remarks.tell(log.warning, "the model does not fit the workers", about=self._lack(members))
+
+    def _told(self, number: int = 0, present: str = "", plan: str = "") -> tuple[list[Member], str, str]:
+        """The members, the sessions for which the placement was made, and those that are there."""
+        own = self.own
+        about = json.dumps({"room_bytes": own.room_bytes, "rate": own.rate}, separators=(",", ":"))
+        status, current, plan_there, made_for, there, entries = self._scripts.call(
+            "place",
+            self._keys,
+            worker=own.worker,
+            session=own.session,
+            about=about,
+            life_ms=LIFE_MS,
+            number=number,
+            present=present,
+            plan=plan,
+        )
+        self.status = status.decode()
+        if self.status != "running" or self._stop.is_set():
+            self.current[1].set()
+        elif current != self.current[0].number:
+            outdated = self.current[1]
+            self.current = Placement.parse(current, plan_there.decode()), threading.Event()
+            outdated.set()
+        names = there.decode().split()
+        told = [(name.partition(":"), json.loads(entry)) for name, entry in zip(names, entries, strict=True)]
+        members = [
+            Member(worker, session, int(entry["room_bytes"]), float(entry["rate"]))
+            for (worker, _, session), entry in told
+        ]
+        return members, made_for.decode(), there.decode()
+
+    def _lack(self, members: Sequence[Member]) -> str:
+        """What all stages and the largest need, and what the workers have."""
+        needs = [one.bytes for one in self.stages]
+        asked = f"the stages need {size_text(sum(needs))}, the largest {size_text(max(needs))}"
+        return f"{asked}; there are {size_text(sum(one.room_bytes for one in members))}"
+
+    def _keep(self) -> None:
+        while not self._over.wait(EVERY_S):
+            try:
+                self.look()
+            except RedisError as error:
+                log.warning("placement not renewed", error=str(error))

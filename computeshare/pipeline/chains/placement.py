@@ -1,0 +1,172 @@
+"""Which workers hold which stages: chains of workers, each with all stages of the model, in order. Pure."""
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MOST_ORDERED = 5
+"""Up to so many workers, all orders of a chain are tried; of more, a few."""
+WORTH = 1.25
+"""How much faster a placement must promise to be to replace one that works."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a stage asks of the worker that holds it: memory in bytes, and work in any unit, the same for all stages."""
+
+    bytes: int
+    work: float
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker that is there to hold stages.
+
+    `room_bytes` is its memory for them (0: no limit known), `rate` its measured work per second (0: not measured).
+    """
+
+    worker: str
+    session: str
+    room_bytes: int = 0
+    rate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A worker's run of stages, `first` up to but without `stop`."""
+
+    worker: str
+    session: str
+    first: int
+    stop: int
+
+    @property
+    def stages(self) -> range:
+        return range(self.first, self.stop)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Chains of workers. In each, the first worker leads: it has the first stage, and leases micro-batches."""
+
+    number: int
+    chains: tuple[tuple[Held, ...], ...] = ()
+    measured: bool = False
+    """Whether all workers' rates were known when it was made."""
+
+    def chain_of(self, session: str) -> tuple[Held, ...]:
+        """The chain to which a session belongs; empty: to none, it stands by."""
+        return next((chain for chain in self.chains if any(one.session == session for one in chain)), ())
+
+    def dump(self) -> str:
+        """All but the number, as JSON."""
+        chains = [[asdict(one) for one in chain] for chain in self.chains]
+        return json.dumps({"chains": chains, "measured": self.measured}, separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, number: int, plan: str) -> "Placement":
+        """Raises ValueError, TypeError, KeyError: `plan` is none; empty: there are no chains."""
+        if not plan:
+            return cls(number)
+        found = json.loads(plan)
+        chains = tuple(tuple(Held(**one) for one in chain) for chain in found["chains"])
+        return cls(number, chains, found["measured"])
+
+
+def place(members: Sequence[Member], stages: Sequence[Stage], most_chains: int) -> tuple[tuple[Held, ...], ...]:
+    """Form chains: as many as there are workers for, but `most_chains`; with fewer workers than stages, one whose
+    workers hold several consecutive stages. Workers without a place stand by. Empty: the stages do not fit.
+
+    In a chain, the time of the slowest worker is the least that is possible within each worker's memory. The members'
+    order does not matter.
+    """
+    able = sorted(_rated(members), key=lambda one: (-one.rate, -one.room_bytes, one.worker))
+    for count in range(max(1, min(most_chains, len(able) // len(stages))), 0, -1):
+        chains = [_chain(able[place::count], stages) for place in range(count)]
+        if all(chains):
+            return tuple(chains)
+    return ()
+
+
+def chain_seconds(chain: Sequence[Held], members: Sequence[Member], stages: Sequence[Stage]) -> float:
+    """How long the slowest worker of a chain takes for a micro-batch, were it not to wait for others."""
+    rates = {one.session: one.rate for one in _rated(members)}
+    return max(sum(stages[one].work for one in held.stages) / rates[held.session] for held in chain)
+
+
+def successor(
+    old: Placement, members: Sequence[Member], stages: Sequence[Stage], most_chains: int, changed: bool
+) -> Placement | None:
+    """The placement to replace `old`, where one of its workers has gone; or, once after others came (`changed`) and
+    once when all workers were measured, if it promises to be faster by `WORTH`. None: `old` stays.
+    """
+    chains = place(members, stages, most_chains)
+    measured = bool(members) and all(one.rate > 0 for one in members)
+    new = Placement(old.number + 1, chains, measured)
+    there = {one.session for one in members}
+    if not old.chains or any(held.session not in there for chain in old.chains for held in chain):
+        return new if chains or old.chains else None
+    if not chains or not (changed or (measured and not old.measured)):
+        return None
+    before, after = (_speed(each, members, stages) for each in (old.chains, chains))
+    return new if after > WORTH * before else None
+
+
+def _speed(chains: Sequence[Sequence[Held]], members: Sequence[Member], stages: Sequence[Stage]) -> float:
+    """Micro-batches per second of all chains."""
+    return sum(1 / chain_seconds(chain, members, stages) for chain in chains)
+
+
+def _rated(members: Sequence[Member]) -> list[Member]:
+    """The members, each with a rate: those not measured have the mean of the others'."""
+    known = [one.rate for one in members if one.rate > 0]
+    usual = sum(known) / len(known) if known else 1.0
+    return [Member(one.worker, one.session, one.room_bytes, one.rate or usual) for one in members]
+
+
+def _chain(members: Sequence[Member], stages: Sequence[Stage]) -> tuple[Held, ...]:
+    """The fastest chain of some of these members; empty: the stages do not fit."""
+    best, found = math.inf, ()  # type: tuple[float, tuple[Held, ...]]
+    for order in _orders(members):
+        seconds, stops = _divided(order, stages)
+        if seconds < best:
+            best = seconds
+            runs = zip(order, [0, *stops], stops, strict=False)
+            found = tuple(Held(one.worker, one.session, start, stop) for one, start, stop in runs if start < stop)
+    return found
+
+
+def _orders(members: Sequence[Member]) -> Iterator[Sequence[Member]]:
+    if len(members) <= MOST_ORDERED:
+        yield from itertools.permutations(members)
+        return
+    by_room = sorted(members, key=lambda one: -(one.room_bytes or math.inf))
+    for order in (members, by_room):
+        yield order
+        yield order[::-1]
+
+
+def _divided(order: Sequence[Member], stages: Sequence[Stage]) -> tuple[float, list[int]]:
+    """How long the slowest of these workers takes if the stages are divided best in this order, and where each one's
+    run of stages stops; a run may be empty. Infinity: the stages do not fit.
+    """
+    count = len(stages)
+    works, needs = (
+        [0.0, *itertools.accumulate(one.work for one in stages)],
+        [0, *itertools.accumulate(one.bytes for one in stages)],
+    )
+    best: list[tuple[float, list[int]]] = [(0.0, []), *((math.inf, []) for _ in stages)]
+    for member in order:
+        following: list[tuple[float, list[int]]] = []
+        for stop in range(count + 1):
+            options: list[tuple[float, list[Any]]] = [
+                (max(best[start][0], (works[stop] - works[start]) / member.rate), [*best[start][1], stop])
+                for start in range(stop + 1)
+                if start == stop or not member.room_bytes or needs[stop] - needs[start] <= member.room_bytes
+            ]
+            following.append(min(options, key=lambda option: option[0]))
+        best = following
+    return best[count]

@@ -1,0 +1,144 @@
+"""Who is there to hold stages, the placement that holds for all of them, and leases that are handed back."""
+
+import json
+from typing import Any
+
+import pytest
+
+from computeshare.protocol.reducer_session import ReducerSession
+from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.worker_session import WorkerSession
+from tests.support.rounds import ZERO, Join, agree, events, know, send
+
+PLAN = '{"chains":[],"measured":false}'
+
+
+def tell(
+    store: RoundStore, session: WorkerSession, plan: str = "", number: int = 0, present: str = "", **about: Any
+) -> list[Any]:
+    told = store.scripts.call(
+        "place",
+        store.keys,
+        worker=session.worker_id,
+        session=session.session_id,
+        about=json.dumps(about),
+        life_ms=5000,
+        number=number,
+        present=present,
+        plan=plan,
+    )
+    return [one.decode() if isinstance(one, bytes) else one for one in told]
+
+
+@pytest.fixture
+def both(join: Join) -> tuple[WorkerSession, WorkerSession]:
+    return join("one", "a" * 32), join("two", "b" * 32)
+
+
+HERE = f"one:{'a' * 32} two:{'b' * 32}"
+
+
+def test_sessions_are_there_from_their_first_word_until_they_leave(
+    store: RoundStore, both: tuple[WorkerSession, WorkerSession]
+) -> None:
+    one, two = both
+    status, number, plan, made_for, there, entries = tell(store, one, rate=2)
+    assert (status, number, plan, made_for, there) == ("running", 0, "", "", f"one:{'a' * 32}")
+    *_, there, entries = tell(store, two, rate=3)
+    assert there == HERE and [json.loads(one) for one in entries] == [{"rate": 2}, {"rate": 3}]
+    two.leave("done")
+    assert tell(store, one, rate=4)[4] == f"one:{'a' * 32}"
+
+
+def test_a_session_that_says_nothing_for_long_is_not_there(
+    store: RoundStore, both: tuple[WorkerSession, WorkerSession]
+) -> None:
+    one, two = both
+    tell(store, two)
+    entry = store.redis.hget(store.keys.members(), "two")
+    session, seen, about = bytes(entry or b"").decode().split("|", 2)
+    store.redis.hset(store.keys.members(), "two", f"{session}|{int(seen) - 6000}|{about}")
+    assert tell(store, one)[4] == f"one:{'a' * 32}"
+    assert not store.redis.hexists(store.keys.members(), "two")
+    assert tell(store, two)[4] == HERE
+
+
+def test_a_session_that_a_newer_one_replaced_is_not_there_and_is_told_so(store: RoundStore, join: Join) -> None:
+    old = join("one", "a" * 32)
+    tell(store, old)
+    new = join("one", "c" * 32)
+    two = join("two", "b" * 32)
+    assert tell(store, two)[4] == f"two:{'b' * 32}"
+    assert tell(store, old)[0] == "fenced" and tell(store, two)[4] == f"two:{'b' * 32}"
+    assert tell(store, new)[4] == f"one:{'c' * 32} two:{'b' * 32}"
+
+
+def test_the_first_of_two_placements_for_the_same_sessions_holds(
+    store: RoundStore, both: tuple[WorkerSession, WorkerSession]
+) -> None:
+    one, two = both
+    tell(store, one), tell(store, two)
+    before = store.redis.xlen(store.keys.versions())
+    assert tell(store, one, PLAN, 0, HERE)[1:4] == [1, PLAN, HERE]
+    assert tell(store, two, '{"chains":[1]}', 0, HERE)[1:4] == [1, PLAN, HERE]
+    assert store.redis.xlen(store.keys.versions()) == before + 1, "waiting workers are woken"
+    assert [event["number"] for event in events(store, "placed")] == [1]
+    assert tell(store, two, '{"chains":[2]}', 1, HERE)[1:3] == [2, '{"chains":[2]}']
+    assert events(store, "placed")[-1] == {"number": 2, "chains": [2]}
+
+
+def test_a_placement_for_other_sessions_than_are_there_is_not_stored(
+    store: RoundStore, both: tuple[WorkerSession, WorkerSession]
+) -> None:
+    one, two = both
+    tell(store, one), tell(store, two)
+    two.leave("done")
+    assert tell(store, one, PLAN, 0, HERE)[1] == 0
+    assert events(store, "placed") == []
+
+
+def test_what_is_no_object_is_refused(store: RoundStore, both: tuple[WorkerSession, WorkerSession]) -> None:
+    one, _ = both
+    with pytest.raises(Exception, match="JSON objects"):
+        tell(store, one, "[]", 0, f"one:{'a' * 32}")
+    assert events(store, "placed") == []
+
+
+def test_a_job_that_is_not_open_has_no_placement(store: RoundStore, both: tuple[WorkerSession, WorkerSession]) -> None:
+    store.redis.unlink(store.keys.round())
+    assert tell(store, both[0])[0] == "gone"
+    assert not store.redis.exists(store.keys.members())
+
+
+def test_a_lease_of_a_chain_is_a_single_unit_whatever_the_speeds(store: RoundStore, join: Join) -> None:
+    slow, fast = join("slow"), join("fast")
+    agree(store, singles=True)
+    know(store, slow=100_000.0, fast=1.0)
+    assert len(slow.lease(str(ZERO)).micro_batches) == 1
+    assert len(fast.lease(str(ZERO)).micro_batches) == 1
+
+
+def test_leases_that_are_handed_back_go_to_others_at_once(
+    store: RoundStore, reducer: ReducerSession, both: tuple[WorkerSession, WorkerSession]
+) -> None:
+    one, two = both
+    granted = one.lease(str(ZERO)).micro_batches
+    others = two.lease(str(ZERO)).micro_batches
+    assert granted and others
+    before = store.redis.xlen(store.keys.versions())
+    one.release()
+    assert store.redis.xlen(store.keys.versions()) == before + 1, "waiting workers are woken"
+    again = two.lease(str(ZERO)).micro_batches
+    assert {*again} >= {*granted[:1]} and not {*again} & {*others}
+    assert send(two, ZERO, *others) == "accepted"
+    two.release()
+    assert {*one.lease(str(ZERO)).micro_batches} & {*granted}
+
+
+def test_a_session_that_was_replaced_hands_nothing_back(store: RoundStore, join: Join) -> None:
+    old = join("one", "old")
+    new = join("one", "new")
+    granted = new.lease(str(ZERO)).micro_batches
+    old.release()
+    held = store.redis.hkeys(store.keys.leases())
+    assert {int(unit) for unit in held} == {*granted}
