@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import to_json
+from sqlalchemy import Dialect, Text, TypeDecorator
 
 from computeshare.jobspec.part import plain_errors
 from computeshare.jobspec.sampling_plan import Plan
@@ -19,13 +20,27 @@ from computeshare.strategies.registry import stored
 
 def spec_of(document: Mapping[str, Any]) -> JobSpec:
     """The JobSpec of a stored document. Raises ValidationError: this release cannot read it (it is an older job's)."""
-    return _parsed(to_json(document))
+    return _parsed(to_json(document).decode())
 
 
-def refusal_of(document: Mapping[str, Any]) -> str | None:
-    """Why this release cannot read a stored document, and the remedy; None: it can."""
+class StoredSpec(TypeDecorator[JobSpec | str]):
+    """The column of a job's specification, read as a JobSpec, or as the text why this release cannot read it."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> JobSpec | str | None:
+        return None if value is None else _read(value)
+
+
+def readable(document: Mapping[str, Any]) -> JobSpec | str:
+    """The JobSpec of a stored document; if this release cannot read it: why, and the remedy."""
+    return _read(to_json(document).decode())
+
+
+def _read(text: str) -> JobSpec | str:
     try:
-        spec_of(document)
+        return _parsed(text)
     except ValidationError as error:
         first = plain_errors(error.errors(include_url=False))[0]
         place = ".".join(map(str, first["loc"])) or "it"
@@ -33,7 +48,6 @@ def refusal_of(document: Mapping[str, Any]) -> str | None:
             f"This release cannot read the job's specification ({place}: {first['msg']}). Cancel the job and create it "
             "again, or go back to the release that created it"
         )
-    return None
 
 
 def plan_of(document: Mapping[str, Any]) -> Plan:
@@ -58,5 +72,5 @@ def scored_part(document: Mapping[str, Any]) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _parsed(text: bytes) -> JobSpec:
+def _parsed(text: str) -> JobSpec:
     return JobSpec.model_validate_json(text)

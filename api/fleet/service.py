@@ -19,7 +19,7 @@ from api.scheduler.eligibility import excluded
 from api.scheduler.machines import MACHINE, last_hour, remember, samples_counted
 from api.scheduler.seat_writer import seats_wanted
 from api.schemas import PowerPublic, QueuedJobPublic, QueueList, QueuePublic, WorkerList, WorkerPublic
-from api.stored_specs import refusal_of, spec_of
+from api.stored_specs import readable
 from api.tables import ACTIVE, Invite, Job, Machine, SeatRow, WorkerStat
 from computeshare.jobspec.spec import QUEUE_PATTERN
 from computeshare.queue import Seat, WorkerInfo, list_workers
@@ -282,7 +282,7 @@ def _queue(name: str, workers: int, jobs: Collection[Job], held: dict[str, int])
                 title=job.title,
                 status=job.status,
                 priority=job.priority,
-                wanted=0 if refusal_of(job.spec) else seats_wanted(spec_of(job.spec)),
+                wanted=0 if isinstance(spec := readable(job.spec), str) else seats_wanted(spec),
                 held=held.get(job.id, 0),
             )
             for job in jobs

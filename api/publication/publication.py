@@ -9,7 +9,6 @@ from redis.exceptions import ResponseError
 
 from api.publication.admission import Memory, exhausted, may_fit, no_room
 from api.publication.outbox import Courier
-from api.stored_specs import spec_of
 from computeshare.protocol import keys
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import RoundStore
@@ -55,7 +54,7 @@ class Publisher:
         if not new:
             return refused
         memory, promised = Memory.of(redis), self._promised(jobs, found)
-        for job in sorted(new, key=lambda job: -spec_of(job.spec).priority):
+        for job in sorted(new, key=lambda job: -job.spec.priority):
             if why := no_room(self._bytes(job), promised, memory):
                 found[job.id] = replace(found[job.id], no_room=why)
                 continue
@@ -88,12 +87,12 @@ class Publisher:
     def _bytes(self, job: Any) -> int:
         """Bytes of the broker's memory that a job may take."""
         known = self._needed.get(_key(job))
-        return spec_of(job.spec).broker_bytes if known is None else known
+        return int(job.spec.broker_bytes if known is None else known)
 
 
 def _key(job: Any) -> tuple[str, str]:
     """Identifies a job's size: its codec may be chosen later, no other field that the size depends on changes."""
-    return job.id, str(job.spec["codec"])
+    return job.id, str(job.spec.codec)
 
 
 def broker_states(redis: Redis, job_ids: Sequence[str]) -> dict[str, Published]:

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, func, select, type_coerce
 
 from api.publication.outbox import SEAT
 from api.publication.publication import Published
 from api.scheduler.seat_planner import Demand
 from api.scheduler.seat_writer import seats_wanted
-from api.stored_specs import spec_of
+from api.stored_specs import StoredSpec
 from api.tables import ACTIVE, JOB, WORKER
 from computeshare.queue import WorkerInfo
 from computeshare.types import ENDED
@@ -21,8 +21,8 @@ PAST_MS = 120_000
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The scheduler's view of SQLite: active jobs (oldest first), ids of paused jobs, open seats, recently ended seats,
-    and the (job, worker) rows of workers that take part.
+    """The scheduler's view of SQLite: active jobs (oldest first, `spec` as of `StoredSpec`), ids of paused jobs, open
+    seats, recently ended seats, and the (job, worker) rows of workers that take part.
     """
 
     jobs: Sequence[Any]
@@ -35,7 +35,11 @@ class Stored:
     def read(cls, engine: Engine, now: int) -> Self:
         """Read the current state; `now` in milliseconds."""
         with engine.connect() as connection:
-            wanting = select(JOB).where(JOB.c.status.in_(ACTIVE))
+            about = [
+                JOB.c[name] for name in ("id", "queue", "status", "reason", "version", "rounds_total", "started_ms")
+            ]
+            spec = type_coerce(JOB.c.spec, StoredSpec).label("spec")
+            wanting = select(*about, spec).where(JOB.c.status.in_(ACTIVE))
             jobs = connection.execute(wanting.order_by(JOB.c.created_ms, JOB.c.id)).all()
             paused = connection.scalars(select(JOB.c.id).where(JOB.c.status == "paused")).all()
             stopped = func.coalesce(JOB.c.finished_ms, JOB.c.paused_ms).label("stopped_ms")
@@ -58,7 +62,7 @@ def demands_of(
     demands = []
     for job in stored.jobs:
         demand = _demand(job, published[job.id], moved.get(job.id))
-        if prefers := spec_of(job.spec).prefers:
+        if prefers := job.spec.prefers:
             text = prefers.model_dump_json()
             if text not in met:
                 met[text] = {worker: count for worker, one in machines.items() if (count := prefers.met(one))}
@@ -73,7 +77,7 @@ def is_finished(job: Any, published: Published) -> bool:
 
 
 def _demand(job: Any, published: Published, moved_ms: int | None) -> Demand:
-    spec = spec_of(job.spec)
+    spec = job.spec
     has_room = published.known or not published.no_room
     wanted = has_room and not is_finished(job, published)
     return Demand(

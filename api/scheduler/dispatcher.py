@@ -43,7 +43,7 @@ from api.scheduler.seat_planner import (
 )
 from api.scheduler.seat_writer import place
 from api.scheduler.shortage import shortages
-from api.stored_specs import refusal_of, spec_of
+from api.stored_specs import spec_of
 from api.tables import ACTIVE, JOB, TELLING, WORKER, Event, table
 from computeshare.checkpoints.offers import Offers
 from computeshare.checkpoints.retention import Retention
@@ -89,6 +89,8 @@ class Dispatcher:
         self._idle_since: dict[str, int] = {}
         self._short_since: dict[str, int] = {}
         self._known_since: dict[str, int] = {}
+        self._forgotten: dict[str, int] = {}
+        """When the broker was last seen without a started job."""
         self._doubtful: dict[str, str] = {}
         """Jobs whose rounds contradicted SQLite at the last check, with the contradiction."""
         self._evaluators_seen = dict.fromkeys((EVALUATOR, RECIPE_EVALUATOR), now_ms())
@@ -106,6 +108,8 @@ class Dispatcher:
         self._jobs.resume_due(now)
         stored = self._readable(Stored.read(self._database.engine, now))
         published = self._publisher.look(redis, stored.jobs)
+        begun = {job.id for job in stored.jobs if job.started_ms is not None}
+        self._forgotten |= {job_id: now for job_id in begun if not published[job_id].known}
         self._align(redis, stored, published)
         with self._database.engine.connect() as connection:
             workers = confined(connection, list_workers(redis))
@@ -125,13 +129,13 @@ class Dispatcher:
 
     def _readable(self, stored: Stored) -> Stored:
         """Without the jobs whose specification this release cannot read: they wait, and their reason says why."""
-        refusals = {job.id: refusal_of(job.spec) for job in stored.jobs}
-        told = [(job.id, why) for job in stored.jobs if (why := refusals[job.id]) and why != job.reason]
+        unreadable = [job for job in stored.jobs if isinstance(job.spec, str)]
+        told = [(job.id, job.spec) for job in unreadable if job.spec != job.reason]
         if told:
             with self._database.writing() as connection:
                 for job_id, why in told:
                     _touch(connection, job_id, {"reason": why}, ACTIVE)
-        return replace(stored, jobs=[job for job in stored.jobs if not refusals[job.id]])
+        return replace(stored, jobs=[job for job in stored.jobs if job not in unreadable]) if unreadable else stored
 
     def _align(self, redis: Redis, stored: Stored, jobs: Mapping[str, Published]) -> None:
         """Pause the rounds of paused jobs, and of no others: a reducer may have opened rounds after the pause."""
@@ -268,10 +272,8 @@ class Dispatcher:
                 no_room=published[job.id].no_room,
                 evaluator=self._has_evaluator(job, now)
                 or any(job.queue in w.queues and w.works and (job.id, w.id) not in out.now for w in own),
-                is_recipe=bool(job.spec.get("recipe")),
-                unscored=self._unscored(job.id)
-                if job.spec.get("recipe") or is_finished(job, published[job.id])
-                else None,
+                is_recipe=job.spec.recipe is not None,
+                unscored=self._unscored(job.id) if job.spec.recipe or is_finished(job, published[job.id]) else None,
             )
             for job in stored.jobs
         }
@@ -285,8 +287,13 @@ class Dispatcher:
         return str(last.data["error"]).rstrip(".") if last and last.type == "unscored" else None
 
     def _held(self, redis: Redis, stored: Stored, workers: dict[str, Available], now: int) -> list[HeldSeat]:
+        """The open seats. However a seat ended that the broker has forgotten with its job, its worker is not to blame:
+        it counts as missing.
+        """
         issued = [Seat(s.worker, s.job_id, s.number, s.attempt) for s in stored.seats if s.state == "issued"]
         states = SeatQueue(redis).state(issued)
+        forgotten = {s.id for s in stored.seats if s.created_ms < self._forgotten.get(s.job_id, 0)}
+        states |= {seat_id: "missing" for seat_id in forgotten if states.get(seat_id) in ("finished", "failed")}
         idle = {s.id for s in stored.seats if (w := workers.get(s.worker)) and w.seat is None}
         self._idle_since = {seat_id: self._idle_since.get(seat_id, now) for seat_id in idle}
         return [
@@ -415,4 +422,4 @@ def _touch(
 
 def _evaluator_of(job: Any) -> str:
     """The key of the evaluators that may score a job."""
-    return RECIPE_EVALUATOR if job.spec.get("recipe") else EVALUATOR
+    return RECIPE_EVALUATOR if job.spec.recipe else EVALUATOR

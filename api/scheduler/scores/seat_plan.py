@@ -21,7 +21,6 @@ from api.scheduler.seat_planner import (
     closing,
     pause_ms,
 )
-from api.stored_specs import spec_of
 from api.tables import CheckpointRow, Score, table
 from computeshare.evaluator.order import Due
 from computeshare.protocol.keys import JobKeys
@@ -52,7 +51,7 @@ def unscored(connection: Connection, jobs: Sequence[Any]) -> dict[str, list[tupl
     scored = (SCORE.c.job_id == CHECKPOINT.c.job_id) & (SCORE.c.token == CHECKPOINT.c.token)
     query = select(CHECKPOINT.c.job_id, CHECKPOINT.c.token, CHECKPOINT.c.version, CHECKPOINT.c.at_ms)
     query = query.outerjoin(SCORE, scored).where(SCORE.c.token.is_(None), ~CHECKPOINT.c.voided)
-    rounds = {job.id: (job.rounds_total, spec_of(job.spec).evaluate_every) for job in jobs}
+    rounds = {job.id: (job.rounds_total, job.spec.evaluate_every) for job in jobs}
     found: dict[str, list[tuple[Token, int]]] = {}
     for job_id, token, version, at_ms in connection.execute(query.where(CHECKPOINT.c.job_id.in_(list(rounds)))):
         last, every = rounds[job_id]

@@ -2,25 +2,25 @@
 
 import secrets
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from redis import Redis
 
-from api.publication import publication
 from api.publication.publication import Publisher
+from computeshare.jobspec.spec import JobSpec
 
 
 def test_a_jobs_size_is_computed_once_and_forgotten_with_the_job(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = [SimpleNamespace(id=secrets.token_hex(4), spec={"codec": "auto"}) for _ in range(3)]
-    computed: list[Any] = []
+    spec = JobSpec(dataset="digits", model="mlp", codec="auto")
+    jobs = [SimpleNamespace(id=secrets.token_hex(4), spec=spec) for _ in range(3)]
+    computed: list[JobSpec] = []
 
-    def spec_of(document: Any) -> SimpleNamespace:
-        computed.append(document)
-        return SimpleNamespace(broker_bytes=1000)
+    def broker_bytes(its: JobSpec) -> int:
+        computed.append(its)
+        return 1000
 
-    monkeypatch.setattr(publication, "spec_of", spec_of)
+    monkeypatch.setattr(JobSpec, "broker_bytes", property(broker_bytes))
     publisher = Publisher(Mock())
     publisher.look(redis, jobs)
     publisher.look(redis, jobs)

@@ -124,6 +124,24 @@ def test_seat_of_a_worker_that_dies_goes_to_another(
     assert [s.job_id for s in seats(database)] == [job, job]
 
 
+def test_a_worker_is_not_left_out_because_the_broker_keeps_losing_its_job(
+    redis: Redis, dispatcher: Dispatcher, database: Database, queue: str, create: Callable[..., str], clock: Clock
+) -> None:
+    online(redis, queue)
+    job = create()
+    dispatcher.step(redis)
+    with database.writing() as connection:
+        connection.execute(update(JOB).where(JOB.c.id == job).values(status="running", started_ms=clock.ms))
+    for attempt in range(1, 8):
+        seat = seats(database, "issued")[0]
+        assert seat.attempt == attempt
+        set_rq_status(redis, seat.id, "finished")  # the worker finds its job gone
+        RoundStore(redis, job).purge()
+        clock.ms += 1000
+        for _ in range(2):  # the seat is closed; its worker gets the next
+            dispatcher.step(redis)
+
+
 def joined(redis: Redis, job: str) -> Feed:
     """Events of a job in which the worker deadbeef0000 takes part."""
     feed = Feed(redis, job, JobSpec(dataset="digits", model="mlp").plan)
