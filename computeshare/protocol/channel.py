@@ -1,5 +1,7 @@
 """Sends several Redis commands in one exchange, including script calls and large values."""
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -87,17 +89,20 @@ class Channel:
         return self._scripts.command(name, job, **values)
 
     def stage(self, messages: Mapping[str, Iterable[Blob | None]], life_s: int, before: Sequence[str] = ()) -> None:
-        """Store messages under their keys, about 1 MB a command; they expire `life_s` seconds after the last command.
+        """Store messages under their keys, about 1 MB a command. After the last command they stay for `life_s` seconds,
+        or up to a quarter of that time less.
 
         Takes each part from its iterable only when it is about to be sent.
 
         Args:
             before: keys of messages staged earlier, whose expiry is extended with these.
         """
-        done = [*before]
+        done, extended = [*before], -math.inf
         for key, parts in messages.items():
             for command in staging(key, parts, life_s):
-                others: list[Command] = [["EXPIRE", other, life_s] for other in done]
+                others: list[Command] = []
+                if time.monotonic() - extended > life_s / 4:  # not each time: a round may have thousands of messages
+                    others, extended = [["EXPIRE", other, life_s] for other in done], time.monotonic()
                 self.exchange([command, *others], large=True)
             done.append(key)
 

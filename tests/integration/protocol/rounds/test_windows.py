@@ -1,6 +1,8 @@
 """Rounds made of whatever comes first, leases that are kept, messages of parts, and versions as differences."""
 
+import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -388,6 +390,8 @@ def test_a_large_difference_outlives_the_sending_of_a_large_snapshot(
     for module in (reducer_session, channel_module):
         monkeypatch.setattr(module, "AT_ONCE_BYTES", 10)
     monkeypatch.setattr(channel_module, "LARGE", 1)
+    slow = SimpleNamespace(monotonic=itertools.count(0, 60).__next__)  # a minute for each command
+    monkeypatch.setattr(channel_module, "time", slow)
     session = join("a")
     numbers = lease(session, current(reducer).token)
     assert send(session, current(reducer).token, *numbers, nonce="one") == "accepted"
