@@ -9,6 +9,7 @@ Prints a line of JSON per run: the loss on the test split, in nats. 0 steps is `
 import argparse
 import json
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +47,20 @@ def trained(spec: JobSpec, data: Path) -> dict[str, Any]:
     replicas = [
         replica_of(spec, task_of(spec).instance(spec.seed, "train", data), torch.device("cpu")) for _ in range(places)
     ]
-    samples = 0
+    samples, recent = 0, deque([model.published], maxlen=spec.strategy.recent)
     for version in range(spec.rounds_total):
         work = spec.round_from(version)
         updates = []
         for place, unit in enumerate(work.units):
             replica = replicas[place % places]
-            replica.load(model.published)
+            replica.load(recent[0])
             update = replica.compute(unit)
             updates.append((update.vector, update.buffers))
         model = server.step(version + 1, model, updates, [spec.plan.unit_size(unit) for unit in work.units])
+        recent.append(model.published)
         samples += work.samples
     result = score(task_of(spec).instance(spec.seed, "test", data), model.published)
-    return {"loss": round(result.loss, 4), "samples": samples, "rounds": spec.rounds_total}
+    return {"loss": round(result.loss, 4), **result.metrics, "samples": samples, "rounds": spec.rounds_total}
 
 
 def job(steps: int, seed: int, state: str, args: argparse.Namespace) -> JobSpec:

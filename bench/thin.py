@@ -43,13 +43,13 @@ DIFFERENCES: dict[str, Any] = {"codec": {"up": "int8", "down": "int8"}}
 SPARSE: dict[str, Any] = {"codec": {"up": "topk", "down": "topk"}}
 
 
-def local(inner_steps: int, lr: float) -> dict[str, Any]:
+def local(inner_steps: int, lr: float, delay: int = 0) -> dict[str, Any]:
     """JobSpec fields for plain local SGD with `inner_steps` steps per round."""
     inner = {"name": "SGD", "lr": lr, "momentum": 0.9}
     strategy = {"kind": "local", "inner_steps": inner_steps, "replicas": WORKERS, "inner_optimizer": inner}
     return {
         **DIFFERENCES,
-        "strategy": {**strategy, "outer_lr": 1, "outer_momentum": 0},
+        "strategy": {**strategy, "outer_lr": 1, "outer_momentum": 0, "delay": delay},
         "micro_batches_per_round": None,  # follows from the strategy
         "optimizer": None,
     }
@@ -88,6 +88,9 @@ CASES: dict[str, Case] = {
         Shape(20), RESNET, local(50, 0.02), 900, 57_600, score_every=6400, unshaped=True, peer_limit_s=180
     ),
     "resnet18-5mbit-auto": Case(Shape(5), RESNET, {**local(20, 0.02), "codec": "auto"}, 600, peer_limit_s=180),
+    "resnet18-100mbit-delay": Case(Shape(100), RESNET, {**DIFFERENCES, "strategy": {"delay": 1}}, limit_s=60),
+    "resnet18-20mbit-delay": Case(Shape(20), RESNET, local(50, 0.02, delay=1), limit_s=180),
+    "resnet18-20mbit-40ms-delay": Case(Shape(20, 40), RESNET, local(50, 0.02, delay=1), limit_s=180),
     "lenet5-to-98": Case(
         Shape(20), {"model": "lenet5"}, local(50, 0.03), 900, 240_000, score_every=6400, accuracy=0.98
     ),

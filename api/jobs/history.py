@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 from sqlalchemy import select
@@ -46,7 +46,7 @@ from api.tables import (
     table,
 )
 from computeshare.checkpoints.copies import Record
-from computeshare.checkpoints.store import AVERAGE, STATE, WEIGHTS, Artifacts
+from computeshare.checkpoints.store import AVERAGE, BEFORE, STATE, WEIGHTS, Artifacts
 from computeshare.errors import ArtifactError
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.strategies.registry import stored
@@ -212,12 +212,21 @@ class History:
                 return path, row
         raise NotFound(f"job {job_id} has no checkpoint {which}: see /v1/jobs/{job_id}/checkpoints")
 
-    def weights(self, job_id: str, which: str, raw: bool) -> tuple[Path, str, int]:
-        """The path of the weights to use of a checkpoint, their digest, and the version: the moving average if the job
-        keeps one, unless `raw`; `which` as for `checkpoint`. Raises NotFound, ArtifactError.
+    def weights(self, job_id: str, which: str, kind: Literal["average", "raw", "before"]) -> tuple[Path, str, int]:
+        """The path of a checkpoint's weights, their digest, and their version; `which` as for `checkpoint`. Raises
+        NotFound, ArtifactError.
+
+        Args:
+            kind: average: the moving average, if the job keeps one; raw: the version itself; before: the version before
+                it, which is kept if the job has a delay.
         """
         path, row = self.checkpoint(job_id, which)
-        if raw or not (average := self._average(row)):
+        if kind == "before":
+            digest = Artifacts(self._artifacts_dir, row.job_id).manifest(Token.parse(row.token)).before
+            if not digest:
+                raise NotFound(f"the version before version {row.version} of job {job_id} is not kept with it")
+            return path.with_name(BEFORE), digest, row.version - 1
+        if kind == "raw" or not (average := self._average(row)):
             return path, row.sha256, row.version
         return path.with_name(AVERAGE), average, row.version
 

@@ -235,11 +235,15 @@ def download_checkpoint(
     service: HistoryDep,
     request: Request,
     weights: Annotated[
-        Literal["average", "raw"], Query(description="average: the moving average, if the job keeps one")
+        Literal["average", "raw", "before"],
+        Query(
+            description="average: the moving average, if the job keeps one; raw: the version itself; before: the "
+            "version before it, in a job with a delay"
+        ),
     ] = "average",
 ) -> Response:
     """Download a version's weights as safetensors; `which` is its number, `latest` or `best`. Range requests work."""
-    path, sha256, version = service.weights(job_id, which, weights == "raw")
+    path, sha256, version = service.weights(job_id, which, weights)
     headers = {"ETag": f'"{sha256}"', "Cache-Control": "private, no-cache"}
     known = request.headers.get("if-none-match", "")
     if headers["ETag"] in known or known.strip() == "*":

@@ -2,7 +2,8 @@
 
 `ARTIFACTS/JOB/TOKEN/` holds `weights.safetensors` (the state dict as workers hold it), `state.safetensors` (the
 reducer's full-precision parameters, moving average and optimizer state), `manifest.json`, where needed
-`average.safetensors` (a state dict with the moving average of the parameters) and `ledger.json` (the events of earlier
+`average.safetensors` (a state dict with the moving average of the parameters), `before.safetensors` (that of the
+version before, on which the next round is computed in a job with a delay) and `ledger.json` (the events of earlier
 versions that the control plane may not have stored) and, once scored, `score.json` and a classifier's `classes.json`. A
 folder is written in `.unfinished`, flushed to the disk and renamed, so that a folder named by a token is complete.
 Beside these folders, `chosen.json` holds the choices made for a job that left its codecs or precision open, and
@@ -41,7 +42,7 @@ RECORDS_KEPT = 10
 """Records of openings to keep; the newest readable record suffices."""
 WEIGHTS, STATE, MANIFEST, SCORE = "weights.safetensors", "state.safetensors", "manifest.json", "score.json"
 CLASSES = "classes.json"
-AVERAGE, LEDGER = "average.safetensors", "ledger.json"
+AVERAGE, BEFORE, LEDGER = "average.safetensors", "before.safetensors", "ledger.json"
 CHOICE, INCARNATIONS, UNFINISHED = "chosen.json", "incarnations", ".unfinished"
 
 
@@ -67,14 +68,16 @@ class Manifest(BaseModel):
     """sha256, in hex, of each file beside the weights, by name."""
     average: str = ""
     """As `sha256`, of the moving average; empty: there is none."""
+    before: str = ""
+    """As `sha256`, of the version before; empty: the next round is not computed on it."""
     frozen: str = ""
     """Digest of the parameters that are not trained, and not in the checkpoint either; empty: there are none."""
     check: str = ""
-    """sha256 of the manifest without this field, and without `average` and `frozen` where they are empty."""
+    """sha256 of the manifest without this field, and without `average`, `before` and `frozen` where they are empty."""
 
     def checked(self) -> "Manifest":
         """This manifest with `check` filled in."""
-        empty = {name for name in ("average", "frozen") if not getattr(self, name)}
+        empty = {name for name in ("average", "before", "frozen") if not getattr(self, name)}
         content = self.model_dump_json(exclude={"check"} | empty)
         return self.model_copy(update={"check": hashlib.sha256(content.encode()).hexdigest()})
 
@@ -90,8 +93,8 @@ class Staged:
 
     def renew(self) -> None:
         """Write the large files again, from the system's page cache."""
-        for name in (WEIGHTS, AVERAGE, STATE):
-            with contextlib.suppress(FileNotFoundError):  # a job without a moving average
+        for name in (WEIGHTS, AVERAGE, BEFORE, STATE):
+            with contextlib.suppress(FileNotFoundError):  # a job without a moving average or a delay
                 shutil.copyfile(self.folder / name, self.folder / "again")
                 os.replace(self.folder / "again", self.folder / name)
 
@@ -122,20 +125,29 @@ class Artifacts:
     def has(self, token: Token) -> bool:
         return self.path(token, MANIFEST).exists()
 
-    def stage(self, token: Token, tensors: Tensors, state: Iterable[Blob], average: Tensors | None = None) -> Staged:
+    def stage(
+        self,
+        token: Token,
+        tensors: Tensors,
+        state: Iterable[Blob],
+        average: Tensors | None = None,
+        before: Tensors | None = None,
+    ) -> Staged:
         """Write a checkpoint's large files, without flushing them to the disk; takes as long as copying them.
 
         Args:
             tensors: the version's state dict.
             average: the same with the moving average of the parameters.
+            before: the state dict of the version before, if the next round is computed on it.
         Raises OSError (such as a full disk); no files are left then.
         """
         staged = self._staged(token)
         try:
             metadata = {"token": str(token), "order": json.dumps(list(tensors))}  # the format itself sorts by name
             _write(staged.folder / WEIGHTS, safetensors_writer.pieces(tensors, metadata))
-            if average is not None:
-                _write(staged.folder / AVERAGE, safetensors_writer.pieces(average, metadata))
+            for name, others in ((AVERAGE, average), (BEFORE, before)):
+                if others is not None:
+                    _write(staged.folder / name, safetensors_writer.pieces(others, metadata))
             _write(staged.folder / STATE, state)
         except BaseException:
             staged.discard()
@@ -175,7 +187,7 @@ class Artifacts:
         if ledger:
             _write(staged.folder / LEDGER, [json.dumps(ledger, separators=(",", ":")).encode()])
         files = {name: file_digest(staged.folder / name) for name in ((STATE, LEDGER) if ledger else (STATE,))}
-        average = staged.folder / AVERAGE
+        average, before = (staged.folder / name for name in (AVERAGE, BEFORE))
         manifest = Manifest(
             token=str(staged.token),
             version=staged.token.version,
@@ -186,6 +198,7 @@ class Artifacts:
             carried=tuple(carried),
             files=files,
             average=weights_digest(average) if average.exists() else "",
+            before=weights_digest(before) if before.exists() else "",
             frozen=frozen,
         ).checked()
         _write(staged.folder / MANIFEST, [manifest.model_dump_json(indent=1).encode()])
@@ -256,6 +269,18 @@ class Artifacts:
             return safetensors_writer.read(_read(self.path(token, name)))[0]
         except (OSError, ValueError) as error:
             raise ArtifactError(f"the weights of checkpoint {token} are missing or damaged: {error}") from error
+
+    def before(self, token: Token) -> dict[str, npt.NDArray[np.generic]] | None:
+        """The state dict of the version before a checkpoint's; None: it has none. Raises ArtifactError."""
+        digest = self.manifest(token).before
+        if not digest:
+            return None
+        try:
+            if weights_digest(self.path(token, BEFORE)) == digest:
+                return safetensors_writer.read(_read(self.path(token, BEFORE)))[0]
+        except (OSError, ValueError) as error:
+            raise ArtifactError(f"{BEFORE} of checkpoint {token} is missing or damaged: {error}") from error
+        raise ArtifactError(f"{BEFORE} of checkpoint {token} is damaged: its digest differs from the manifest's")
 
     def state(self, token: Token) -> memoryview:
         """The reducer's state in a checkpoint, as writable memory. Raises ArtifactError."""

@@ -69,6 +69,8 @@ class Round:
     carried: tuple[int, ...] = ()
     wanted: int | None = None
     """The number of units that make the version, in order of arrival; None: all."""
+    ahead: int = 0
+    """The number of units, following these, that are leased once all of these are: the next round's, with a delay."""
 
     @property
     def needed(self) -> int:

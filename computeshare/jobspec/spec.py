@@ -555,7 +555,10 @@ class JobSpec(Part):
 
     def round_from(self, version: int, carried: Sequence[int] = ()) -> Round:
         """The round that starts from `version`, with the units `carried` over from the previous round."""
-        return self.strategy.round(self.plan, version, carried)
+        planned = self.strategy.round(self.plan, version, carried)
+        if not self.strategy.lag or version + 1 >= self.rounds_total:
+            return planned
+        return replace(planned, ahead=self.strategy.round(self.plan, version + 1, ()).count)
 
     @property
     def title(self) -> str:
@@ -608,16 +611,16 @@ class JobSpec(Part):
         """The most memory, in bytes, that the job can use in the broker.
 
         The sum of: weights and optimizer state of three versions (current, previous, next); the updates of two rounds
-        (the previous round's are kept until its state is stored); the inner state that each unit's worker may hand
-        over; events and answers (`RECORD_BYTES`).
+        (the previous round's are kept until its state is stored), with a delay of three; the inner state that each
+        unit's worker may hand over; events and answers (`RECORD_BYTES`).
         """
         pairs = PAIRS if self.codec == "auto" else [(self.codec.up, self.codec.down)]
         up = max(CODECS[codec].bytes_per_value for codec, _ in pairs)
         down = max(_bytes_down(CODECS[codec]) for _, codec in pairs)
-        units = self.plan.units_per_round
+        units, rounds = self.plan.units_per_round, 2 + self.strategy.lag
         outer, *inner = (4 * self._state_vectors(one) for one in self._sent_optimizers)
         mail = self._chains * MAIL_BYTES
-        by_parameter = down + 3 * outer + 2 * units * up + units * sum(inner)
+        by_parameter = down + 3 * outer + rounds * units * up + units * sum(inner)
         return 1_000_000 + RECORD_BYTES + mail + self.parameters * by_parameter
 
     @property

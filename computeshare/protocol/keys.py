@@ -214,6 +214,10 @@ class JobKeys:
         """hash of the current round: micro-batch to the JSON of its accepted submission."""
         return self._key("received")
 
+    def early(self) -> str:
+        """hash: as `received`, of the next round, whose units are computed meanwhile in a job with a delay."""
+        return self._key("early")
+
     def sessions(self) -> str:
         """hash: worker to its newest session; an older session is fenced."""
         return self._key("sessions")

@@ -79,14 +79,17 @@ class ReducerSession(RoundStore):
         event: dict[str, Any],
         recent: int = 1,
         terms: Terms = DEFAULTS,
+        before: tuple[Token, Sequence[Blob]] | None = None,
     ) -> bool:
         """Publish the first weights, initial or restored; False if the job is open, gone or claimed by another reducer.
 
         Args:
             recent: number of versions, including the current, whose updates count towards the next.
+            before: the version before with its weights, if the round's units are computed on it.
         """
         k = self.keys
         staged_weights, staged_state, agreed = self._staged("weights"), self._staged("state"), terms.fields()
+        base, staged_base = str(before[0]) if before else "", self._staged("base")
         command = self._channel.script(
             "open",
             k,
@@ -94,6 +97,8 @@ class ReducerSession(RoundStore):
             weights_key=k.weights(str(token)),
             staged_state_key=staged_state,
             state_key=k.state(str(token)),
+            staged_base_key=staged_base,
+            base_weights_key=k.weights(base),
             fence=self.fence,
             token=str(token),
             version=token.version,
@@ -104,10 +109,13 @@ class ReducerSession(RoundStore):
             total=next_round.total,
             needed=next_round.needed,
             recent=recent,
+            base=base,
+            ahead=next_round.ahead,
             term_names=agreed.keys(),
             term_values=agreed.values(),
         )
-        return self._run_staged({staged_weights: weights, staged_state: seal(state)}, command)
+        messages = {staged_weights: weights, staged_state: seal(state)} | ({staged_base: before[1]} if before else {})
+        return self._run_staged(messages, command)
 
     def progress(self) -> tuple[RoundState | None, dict[int, Received]]:
         """The current round and the updates received so far, by micro-batch, in one exchange."""
@@ -195,7 +203,7 @@ class ReducerSession(RoundStore):
         k = self.keys
         token: Any = str(state.token) if state else self.redis.hget(k.round(), "token")
         dropped = [k.leases(), k.backups(), k.received(), k.free(), k.suspects(), k.full(), k.recent(), k.chain()]
-        dropped += [k.audits(), k.copies(), k.disputes(), k.peers()]
+        dropped += [k.audits(), k.copies(), k.disputes(), k.peers(), k.early()]
         there = (bytes(key).decode() for key in self.redis.scan_iter(k.pattern(), count=1000))
         dropped += [key for key in there if key.startswith(k.messages())]
         return bool(self.scripts.call("discard", k, token=token or "", fence=self.fence, dropped_keys=dropped))
@@ -301,6 +309,7 @@ class ReducerSession(RoundStore):
             published_as="delta" if link else "whole",
             kept=link.kept if link and link.snapshot else "",
             has_news=int(news),
+            next_ahead=next_round.ahead,
         )
         messages = {staged: weights, snapshot: link.snapshot if link else None}
         there = {key: message for key, message in messages.items() if message}

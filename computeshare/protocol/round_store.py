@@ -42,8 +42,10 @@ class RoundState:
     """Milliseconds since the epoch, by the broker's clock."""
     deadline_ms: float = 0.0
     """Milliseconds after the opening by which updates usually have arrived; 0 while too few were seen to tell."""
-    doubted: bool = False
-    """Whether a worker found, in two reads, that the weights do not match the token's digest."""
+    doubted: Token | None = None
+    """The version whose weights, as a worker found in two reads, do not match the token's digest: the current one or,
+    in a job with a delay, the one before.
+    """
 
     @property
     def total(self) -> int:
@@ -86,7 +88,7 @@ class RoundState:
             closed=bool(closed),
             opened_ms=int(opened or 0),
             deadline_ms=float(deadline or 0),
-            doubted=doubted == token,
+            doubted=Token.parse(doubted) if doubted and doubted in (token, base) else None,
         )
 
 

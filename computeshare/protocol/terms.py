@@ -33,6 +33,8 @@ class Terms:
 
     singles: bool = False
     """Whether leases are single units, for any worker that asks: each is computed by a chain of workers."""
+    delay: bool = False
+    """Whether a round's units are computed on the version before the round's own, while the round before is reduced."""
 
     def fields(self) -> dict[str, int | float | str]:
         """The fields of the round's hash."""

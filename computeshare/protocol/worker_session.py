@@ -174,21 +174,38 @@ class WorkerSession:
 
         `into` holds a buffer for each part of the last difference.
         """
+        pulled, (reply,) = self._follow(loaded, token, parts, into, [self._lease(token)])
+        return pulled, self._granted(reply)
+
+    def read_weights(self, token: str, parts: int, into: Sequence[Blob] | None = None) -> list[Blob] | None:
+        """As `pull`, without a lease."""
+        return self._channel.read(self.keys.weights(token), parts, into)[0]
+
+    def read_since(self, loaded: str, token: str, parts: int, into: Sequence[Blob] | None = None) -> Pulled | None:
+        """As `follow`, without a lease."""
+        return self._follow(loaded, token, parts, into, [])[0]
+
+    def _follow(
+        self, loaded: str, token: str, parts: int, into: Sequence[Blob] | None, others: list[Command]
+    ) -> tuple[Pulled | None, list[Any]]:
+        """The messages from version `loaded`, or from a snapshot, to `token`; and the replies to `others`."""
         k = self.keys
-        others: list[Command] = [["LRANGE", k.chain(), 0, -1], ["HGET", k.round(), "snapshot"], self._lease(token)]
-        newest, (chain, snapshot, reply) = self._channel.read(k.delta(token), parts, into, others)
-        grant = self._granted(reply)
-        way = route([one.decode() for one in chain], (snapshot or b"").decode(), loaded, token)
-        if way is None:
-            return None, grant
-        keys = [k.weights(way.snapshot)] if way.snapshot else []
-        keys += [k.delta(one) for one in way.deltas if one != token]
-        found = [self._channel.read(key, parts)[0] for key in keys]
-        found += [newest] if token in way.deltas else []
-        messages = [message for message in found if message is not None]
-        if len(messages) < len(found):
-            return None, grant
-        return Pulled(messages[0] if way.snapshot else None, messages[1:] if way.snapshot else messages), grant
+        asked: list[Command] = [["LRANGE", k.chain(), 0, -1], ["HGET", k.round(), "snapshot"], *others]
+        newest, (chain, snapshot, *replies) = self._channel.read(k.delta(token), parts, into, asked)
+        tokens = [one.decode() for one in chain]
+        for start in dict.fromkeys((loaded, "")):  # a version that was opened has no difference from the one before
+            way = route(tokens, (snapshot or b"").decode(), start, token)
+            if way is None:
+                break
+            keys = [k.weights(way.snapshot)] if way.snapshot else []
+            keys += [k.delta(one) for one in way.deltas if one != token]
+            found = [self._channel.read(key, parts)[0] for key in keys]
+            found += [newest] if token in way.deltas else []
+            messages = [message for message in found if message is not None]
+            if len(messages) == len(found):
+                first = messages.pop(0) if way.snapshot else None
+                return Pulled(first, messages), replies
+        return None, replies
 
     def doubt(self, token: str, again: bool) -> None:
         """Report that the weights read do not match the digest in `token`, and free the worker's leases.

@@ -38,6 +38,8 @@ class Snapshot:
     """The moving average up to this version, if the job keeps one."""
     frozen: str = ""
     """Digest of the parameters that are not trained."""
+    before: Weights | None = None
+    """The version before, if the next round's units are computed on it."""
 
 
 class Checkpointer:
@@ -113,8 +115,8 @@ class Checkpointer:
 
     def _stage(self, layout: Layout, snapshot: Snapshot, retention: Retention) -> None:
         weights, sha256 = snapshot.weights, snapshot.sha256 or layout.digest(snapshot.weights)
-        average = layout.views(snapshot.average) if snapshot.average else None
-        staged = self.artifacts.stage(snapshot.token, layout.views(weights), snapshot.state, average)
+        average, before = (layout.views(one) if one else None for one in (snapshot.average, snapshot.before))
+        staged = self.artifacts.stage(snapshot.token, layout.views(weights), snapshot.state, average, before)
         self._staged = staged
         finish = functools.partial(self._finish, staged, sha256, snapshot.next_round, snapshot.frozen, retention)
         self._unsaved = functools.partial(self._submit, finish)

@@ -16,6 +16,8 @@ SENDING = 0.1
 """Largest share of a worker's time that sending, receiving, encoding and decoding should take."""
 PLANNED = SENDING / 2
 """The share aimed for: measurements of a second or two vary, and workers also wait for the slowest worker."""
+HIDDEN = 0.5
+"""The share of the computing that communication may take with a delay without being waited for: both vary."""
 IDLE = 0.005
 """Largest share of time that replicas may idle in an epoch's short last round, if more inner steps can lower it."""
 MOST_STEPS = 500
@@ -97,28 +99,37 @@ def _judged(spec: JobSpec, pair: CodecSpec, steps: int | None, measured: Sequenc
     """Rate a pair of codecs by the worker that it delays most."""
 
     def share(one: MeasuredLink) -> float:
-        sending, computing = _seconds(spec, pair, one, len(measured))
-        return sending / (sending + computing * (steps or 1))
+        coding, sending, computing = _seconds(spec, pair, one, len(measured))
+        computing *= steps or 1
+        if spec.strategy.lag:
+            sending = max(0.0, sending - computing * HIDDEN) / 2  # a round is half of computing and sending
+        return (coding + sending) / (coding + sending + computing)
 
     slowest = max(measured, key=share)
     return Choice(pair, steps, share(slowest), slowest)
 
 
-def _seconds(spec: JobSpec, pair: CodecSpec, one: MeasuredLink, workers: int) -> tuple[float, float]:
-    """A worker's seconds of communication in a round, and of computing one micro-batch of each of its units.
+def _seconds(spec: JobSpec, pair: CodecSpec, one: MeasuredLink, workers: int) -> tuple[float, float, float]:
+    """A worker's seconds of its own encoding and decoding in a round, of other communication, which it can compute
+    beside where there is a delay, and of computing one micro-batch of each of its units.
 
-    The reducer, which works while the workers wait, is assumed to be as fast as this worker: it decodes every update,
-    encodes the difference, and decodes it as every worker does.
+    The reducer is assumed to be as fast as this worker: it decodes every update, encodes the difference, and decodes it
+    as every worker does.
     """
     in_round = spec.plan.units_per_round
     units = math.ceil(in_round / workers)
     up, down = one.messages[pair.up], one.messages[pair.down]
     link = units * up.size / one.up_bytes_per_s + down.size / one.down_bytes_per_s
-    coding = units * up.encode_s + in_round * up.decode_s + down.encode_s + 2 * down.decode_s
-    return link + coding, units * one.compute_s
+    own, reducing = units * up.encode_s + down.decode_s, in_round * up.decode_s + down.encode_s + down.decode_s
+    return own, link + reducing, units * one.compute_s
 
 
 def _steps(spec: JobSpec, pair: CodecSpec, one: MeasuredLink, workers: int) -> int:
     """The inner steps with which communication takes the planned share of this worker's time."""
-    sending, computing = _seconds(spec, pair, one, workers)
-    return math.ceil(sending * (1 - PLANNED) / PLANNED / computing)
+    coding, sending, computing = _seconds(spec, pair, one, workers)
+    ratio = PLANNED / (1 - PLANNED)
+    if not spec.strategy.lag:
+        return math.ceil((coding + sending) / ratio / computing)
+    all_hidden = sending / HIDDEN
+    some_hidden = (coding + sending / 2) / (ratio + HIDDEN / 2)
+    return math.ceil(max(coding / ratio, min(all_hidden, some_hidden)) / computing)

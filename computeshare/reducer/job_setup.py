@@ -54,6 +54,7 @@ class JobContext:
             self.frozen,
             update_parts(self.layout),
             strategy.averaging is not None,
+            delay=strategy.lag > 0,
         )
 
 

@@ -36,6 +36,8 @@ class LoadedVersion:
     model: "ServerModel"
     sha256: str = ""
     """Digest of the published weights; empty: not known."""
+    before: Weights | None = None
+    """The version before, as workers hold it, if the checkpoint has it."""
 
 
 class Recovery:
@@ -66,7 +68,9 @@ class Recovery:
                 weights = self._layout.gather(self._artifacts.tensors(token))
                 if self._layout.digest(weights) != manifest.sha256:
                     raise ArtifactError("its weights are not those that its manifest names")
-                return LoadedVersion(token, self._server_step.load(weights, self._artifacts.state(token)))
+                before = self._artifacts.before(token)
+                model = self._server_step.load(weights, self._artifacts.state(token))
+                return LoadedVersion(token, model, before=self._layout.gather(before) if before else None)
             except (ArtifactError, ShapeError, struct.error) as error:
                 self._pass_over(token, str(error))
         return None
@@ -111,6 +115,13 @@ class Recovery:
         raw = self._session.load_state(state.token)
         model = self._repeat_step(state, weights) if raw is None else self._server_step.load(weights, raw)
         return LoadedVersion(state.token, model), chain
+
+    def published(self, token: Token) -> Weights:
+        """The weights of a version that the broker holds. Raises LostClaim: they are gone; CodecError."""
+        weights = self._weights(token, *self._session.chain())[0]
+        if weights is None:
+            raise LostClaim(f"the weights of version {token} are gone")
+        return weights
 
     def _weights(self, token: Token, chain: Sequence[str], snapshot: str) -> tuple[Weights | None, int]:
         """A version's published weights, None if they are gone, and the total bytes of their differences."""

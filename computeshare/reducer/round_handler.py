@@ -27,7 +27,7 @@ from computeshare.runtime.durability import Disk
 from computeshare.runtime.failpoints import armed, failpoint
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
 from computeshare.runtime.processes import return_freed_memory
-from computeshare.types import Message, Token
+from computeshare.types import Blob, Message, Token
 
 log = structlog.get_logger()
 
@@ -93,13 +93,27 @@ class RoundHandler:
         event |= {"restored": restored is not None and restored.token.incarnation > 0}  # else it is a fork's beginning
         event |= {"parameters": job.layout.parameters, "kind": job.kind}
         state = job.server_step.dump(model.master)
-        if not self.session.open(token, blob, state, next_round, event, job.spec.strategy.recent, job.terms):
+        before = self._before(token, restored)
+        if not self.session.open(token, blob, state, next_round, event, job.spec.strategy.recent, job.terms, before):
             raise LostClaim("the job was opened by another reducer")
         return_freed_memory()
         self.current = LoadedVersion(token, model, sha256)
-        self._chain = Chain([token], token, sum(map(len, blob)))
+        self._chain = Chain([before[0], token] if before else [token], token, sum(map(len, blob)))
         about = {"version": version, "from_checkpoint": restored is not None, "parameters": job.layout.parameters}
         log.info("opened", job=self.session.job_id, **about)
+
+    def _before(self, token: Token, restored: LoadedVersion | None) -> tuple[Token, list[Blob]] | None:
+        """The version before the restored one, which is opened as `token`, with its encoded weights, if the round's
+        units are computed on it. Raises ArtifactError: the checkpoint lacks it.
+        """
+        job = self.job
+        if not job.spec.strategy.lag or restored is None or not 0 < token.version < self._total:
+            return None
+        if restored.before is None:
+            raise ArtifactError(f"checkpoint {restored.token} lacks the version before, on which its round is computed")
+        digest16 = job.layout.digest(restored.before)[:16]
+        earlier = Token(token.incarnation, token.version - 1, digest16)
+        return earlier, job.server_step.encode_published(restored.before)
 
     def resume(self, state: RoundState) -> None:
         """Take over the running round `state` from the broker. Raises one of UNUSABLE."""
@@ -111,7 +125,7 @@ class RoundHandler:
         """Write the current version's checkpoint if the job wants it: the last reducer may have died too early."""
         assert self.current is not None
         if self.job.spec.wants_checkpoint(state.version):
-            self._checkpoint(self.current, self._next_round(state.version, state.carried))
+            self._checkpoint(self.current, self._next_round(state.version, state.carried), state.base)
 
     # Each round
 
@@ -132,8 +146,10 @@ class RoundHandler:
         self.checkpoints.notice()
         if self.checkpoints.is_stuck and state.status == "running":
             self._retry_checkpoint(state, self.current)
-        if state.doubted:
+        if state.doubted == state.token:
             self._republish(state, self.current)
+        elif state.doubted:
+            raise DamagedRound(f"the weights of version {state.doubted} are damaged, and the round is computed on them")
         if self.checkpoints.is_stuck:
             return "wait"  # until a user resumes the job
         if len(parts) >= state.needed or state.closed:
@@ -206,12 +222,12 @@ class RoundHandler:
         del weights, left, link
         failpoint("after_commit")
         self.current = LoadedVersion(token, model, sha256)
-        self.expected = job.gatherer.expected(token, next_round)
+        self.expected = job.gatherer.expected(base.token if job.spec.strategy.lag else token, next_round)
         if state is None:
             done = [(part.base, part.micro_batch) for part in counted]
             self.session.store_state(base.token, done, token, job.server_step.dump(master))
         failpoint("after_state")
-        self._save(self.current, next_round)
+        self._save(self.current, next_round, base.token)
         if job.spec.quorum_of(token.version) < 1:
             self.look_again_s = 0.005  # the next round has a deadline of its own
 
@@ -253,10 +269,10 @@ class RoundHandler:
 
     # Checkpoints
 
-    def _save(self, version: LoadedVersion, next_round: Round) -> None:
+    def _save(self, version: LoadedVersion, next_round: Round, base: Token) -> None:
         """Write a checkpoint of a version if one is due."""
         if self.checkpoints.is_due or self._disk_is_full() or self.job.spec.wants_checkpoint(version.token.version):
-            self._checkpoint(version, next_round)
+            self._checkpoint(version, next_round, base)
 
     def _disk_is_full(self) -> bool:
         """Whether the disk has no room for the next checkpoint, checked before the checkpoint is due."""
@@ -265,8 +281,12 @@ class RoundHandler:
         self._disk_checked_s = time.monotonic()
         return Disk.of(self.artifacts.folder).obstacle(4 * self.job.layout.parameters) is not None
 
-    def _checkpoint(self, version: LoadedVersion, next_round: Round) -> None:
-        """Begin to write a checkpoint. Raises OSError: the one before could not be written."""
+    def _checkpoint(self, version: LoadedVersion, next_round: Round, base: Token | None) -> None:
+        """Begin to write a checkpoint. Raises OSError: the one before could not be written.
+
+        Args:
+            base: the version before; None: there is none.
+        """
         if next_round.wanted is not None:
             left = self.session.pending(version.token)
             if left is None:
@@ -274,7 +294,10 @@ class RoundHandler:
             next_round = dataclasses.replace(next_round.behind(left[0]), carried=tuple(left[1]))
         job, model = self.job, version.model
         state, average = job.server_step.dump(model.master), job.server_step.averaged(model.published)
-        snapshot = Snapshot(version.token, model.published, version.sha256, state, next_round, average, job.frozen)
+        before = job.recovery.published(base) if base and job.spec.strategy.lag and next_round.count else None
+        snapshot = Snapshot(
+            version.token, model.published, version.sha256, state, next_round, average, job.frozen, before
+        )
         self.checkpoints.begin(job.layout, snapshot, job.retention)
         if job.spec.stop:  # no version may lack its score because the reducer died while its checkpoint was written
             self.checkpoints.wait()
@@ -283,7 +306,7 @@ class RoundHandler:
         """Write the checkpoint that failed, then the current version's if it wants one. Raises OSError."""
         self.checkpoints.retry()
         if self.job.spec.wants_checkpoint(state.version) and not self.artifacts.has(state.token):
-            self._checkpoint(current, self._next_round(state.version, state.carried))
+            self._checkpoint(current, self._next_round(state.version, state.carried), state.base)
 
     def _save_last(self, last: LoadedVersion) -> None:
         """Put the last version on disk before the job is over."""
@@ -291,7 +314,7 @@ class RoundHandler:
         if self.artifacts.has(last.token):
             self.checkpoints.announce(self.artifacts.manifest(last.token))
         else:
-            self._checkpoint(last, self._next_round(last.token.version))
+            self._checkpoint(last, self._next_round(last.token.version), None)
             self.checkpoints.wait()
 
 

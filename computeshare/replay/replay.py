@@ -260,7 +260,10 @@ class Replay:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "weights.safetensors"
-                self._client.download(job_id, self.first, path, raw=True)
+                if self.spec.strategy.lag and 0 < self.first < self.spec.rounds_total:
+                    self._client.download(job_id, self.first, path, kind="before")
+                    machine.start_after(machine.layout.gather(load_file(path)))
+                self._client.download(job_id, self.first, path, kind="raw")
                 weights = machine.layout.gather(load_file(path))
             return machine.start(weights, self._client.state(job_id, self.first))
         except (ArtifactError, ShapeError, struct.error) as error:
@@ -289,6 +292,10 @@ class _Machine:
         Raises as `ServerStep.load`.
         """
         return self.server_step.publish_whole(self.server_step.load(weights, state))[1]
+
+    def start_after(self, weights: Weights) -> None:
+        """Take the published weights of the version before that at which the replay begins."""
+        self._before.append(weights)
 
     def step(
         self, version: int, base: "ServerModel", parts: Sequence[tuple[int, int]], staleness: Sequence[int] = ()

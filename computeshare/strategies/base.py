@@ -28,6 +28,20 @@ MAIL_BYTES = 128_000_000
 """The most bytes of a micro-batch's activations and gradients that may wait in the broker between stages."""
 
 
+Delay = Annotated[
+    int,
+    Control(ROUND, None),
+    Field(
+        ge=0,
+        le=1,
+        title="Delay",
+        description="1: an update computed on version v enters version v + 2, so that workers compute while updates "
+        "and weights are on their way; 0: v + 1",
+    ),
+]
+"""A field of strategies whose rounds may overlap."""
+
+
 @dataclass(frozen=True, slots=True)
 class Contributions:
     """Facts about the updates that are combined into a version; sequences are in the order of units.
@@ -195,9 +209,16 @@ class Strategy(Part):
         return not self.takes_any
 
     @property
+    def lag(self) -> int:
+        """Number of versions between the version that a round's units are computed on and the one that the round starts
+        from, 0 or 1. With 1, the units of two rounds are computed on version 0, which has no version before it.
+        """
+        return 0
+
+    @property
     def recent(self) -> int:
         """Number of recent versions, including the current one, that an accepted update may be computed on."""
-        return 1
+        return 1 + self.lag
 
     def quorum_of(self, is_last: bool) -> float:
         """Share of a round's units that suffices past the deadline; `is_last`: in the last round of an epoch or job."""
@@ -246,8 +267,10 @@ class Strategy(Part):
 
     @property
     def extra_vectors(self) -> int:
-        """Vectors of the model's size in a worker's memory besides weights, gradient and messages."""
-        return 0
+        """Vectors of the model's size in a worker's memory besides weights, gradient and messages: with a lag, the
+        version read ahead and the updates being sent.
+        """
+        return 2 * self.lag
 
     def sent(self, values: Vector) -> Vector:
         """The values that a worker sends for a bucket of its update; `values` is not changed."""

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from computeshare.jobspec.controls import ROUND, Control
 from computeshare.jobspec.optimizer_spec import OptimizerSpec, changing
 from computeshare.jobspec.sampling_plan import Plan
-from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND, Contributions
+from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND, Contributions, Delay
 from computeshare.strategies.robust import RobustStrategy
 from computeshare.types import Vector
 
@@ -57,6 +57,7 @@ class LocalStrategy(RobustStrategy):
     outer_momentum: Annotated[float, Control(ROUND, None)] = Field(
         0.9, ge=0, lt=1, title="Outer momentum", description="Nesterov momentum; 0: none"
     )
+    delay: Delay = 0
     inner_state: Literal["restart", "kept"] = Field(
         "restart",
         description="the inner optimizer's state: restart every round, or kept by the worker and handed over when it "
@@ -103,6 +104,11 @@ class LocalStrategy(RobustStrategy):
         return ()
 
     @property
+    def lag(self) -> int:
+        """The delay."""
+        return self.delay
+
+    @property
     def inner(self) -> OptimizerSpec:
         """The optimizer of a replica's own steps."""
         return self.inner_optimizer
@@ -115,7 +121,7 @@ class LocalStrategy(RobustStrategy):
     @property
     def extra_vectors(self) -> int:
         """The starting weights, the pseudo-gradient, and one or two vectors of inner state."""
-        return 2 + (1 if self.inner_optimizer.name == "SGD" else 2)
+        return super().extra_vectors + 2 + (1 if self.inner_optimizer.name == "SGD" else 2)
 
     def gradient(self, updates: Iterable[Vector], about: Contributions, out: Vector | None = None) -> Vector:
         """The mean of the pseudo-gradients (the version's weights minus a replica's), for the outer optimizer; or their

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from computeshare.jobspec.sampling_plan import Plan
+from computeshare.strategies.base import Delay
 from computeshare.strategies.robust import RobustStrategy
 
 
@@ -21,8 +22,17 @@ class SyncStrategy(RobustStrategy):
         1.0, ge=0.5, le=1, description="fraction of the micro-batches that a round needs after its deadline; 1: all"
     )
 
+    delay: Delay = 0
+
+    @property
+    def lag(self) -> int:
+        """The delay."""
+        return self.delay
+
     def check(self, plan: Plan, fewest: int) -> None:
-        """As `RobustStrategy.check`; a robust `combine` also needs complete rounds. Raises ValueError."""
+        """As `RobustStrategy.check`; a robust `combine` and a delay also need complete rounds. Raises ValueError."""
+        if self.delay and self.quorum < 1:
+            raise ValueError("a round's delay is fixed only if it waits for all: set quorum to 1, or delay to 0")
         if self.sharers(fewest) and self.quorum < 1:
             raise ValueError(
                 f"combine {self.combine} tolerates bad workers only in complete rounds: "

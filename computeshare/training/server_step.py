@@ -177,6 +177,10 @@ class ServerStep:
         parts, decoded = self._encode_whole(Weights(model.master, before.buffers, before.counters))
         return [*parts], decoded
 
+    def encode_published(self, weights: Weights) -> list[Blob]:
+        """Encode weights that workers hold, as `Recovery.published` decodes them."""
+        return [*encode_weights(EXACT if self.chained else self._down, weights, self._layout)]
+
     def _encode_whole(self, full: Weights) -> tuple[Iterable[Blob], ServerModel]:
         """As `publish`, without a difference."""
         if self._down.exact:

@@ -275,7 +275,7 @@ def download(
             def shown(done: int, total: int | None) -> None:
                 progress.update(task, completed=done, total=total)
 
-            sha256 = client.download(job_id, chosen["version"], path, shown, raw)
+            sha256 = client.download(job_id, chosen["version"], path, shown, "raw" if raw else "average")
     written = path.stat().st_size
     if as_json:
         print_json({"path": str(path), "version": chosen["version"], "bytes": written, "sha256": sha256})

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 from urllib.parse import quote
 
 from computeshare.checkpoints.store import weights_digest
@@ -351,17 +351,23 @@ class Client:
             time.sleep(course.pause())
 
     def download(
-        self, job_id: str, version: int, path: Path, progress: Progress | None = None, raw: bool = False
+        self,
+        job_id: str,
+        version: int,
+        path: Path,
+        progress: Progress | None = None,
+        kind: Literal["average", "raw", "before"] = "average",
     ) -> str:
         """Write a version's weights (safetensors) to `path` in one step; returns their sha256.
 
         Args:
-            raw: the version itself, also where the job keeps a moving average.
+            kind: average: the moving average, if the job keeps one; raw: the version itself; before: the version before
+                it, in a job with a delay.
         Raises: ArtifactError: `path` cannot be written, or the weights' sha256 differs from the answer's ETag.
         """
         partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         try:
-            source = _path(job_id, "checkpoints", str(version)) + ("?weights=raw" if raw else "")
+            source = _path(job_id, "checkpoints", str(version)) + f"?weights={kind}"
             etag = self._requests.save(source, partial, progress)
             sha256 = etag.removeprefix("W/").strip('"')
             _check_weights(partial, sha256)

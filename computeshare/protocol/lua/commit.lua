@@ -1,5 +1,6 @@
 -- commit.lua: publish the next version, unless the version or the fence is outdated.
--- If the next round has the same window of micro-batches, their leases and uncounted updates stay.
+-- If the next round has the same window of micro-batches, their leases and uncounted updates stay; with `delay`, leases
+-- and updates for the next round do, too, and become those of the current one.
 -- Returns 1 if published; 0 if the version or the fence is outdated, the rounds have ended, or the broker lost the
 -- reduced updates or the state from which to repeat the step (nothing is changed).
 local round_key, fence_key, staged_weights_key = KEYS[1], KEYS[2], KEYS[3]
@@ -10,7 +11,8 @@ local base_state_key, recent_key, chain_key = KEYS[15], KEYS[16], KEYS[17]
 local staged_snapshot_key, snapshot_key = KEYS[18], KEYS[19] -- whole weights of the next version
 local base_news_key, next_news_key = KEYS[20], KEYS[21] -- news of the base and of the next version
 local audits_key, copies_key, disputes_key = KEYS[22], KEYS[23], KEYS[24]
-local outdated_keys = slice(KEYS, 25) -- snapshots and differences to delete
+local early_key = KEYS[25] -- what the next round has received
+local outdated_keys = slice(KEYS, 26) -- snapshots and differences to delete
 local token, next_token, fence = ARGV[1], ARGV[2], ARGV[3] -- token: of the version from which the round started
 local next_version, next_first, next_count = ARGV[4], ARGV[5], ARGV[6] -- first micro-batch, and their number
 local event = ARGV[7] -- non-empty JSON object; `doubled` is added below
@@ -23,10 +25,11 @@ local bases = ARGV[13] -- tokens on which the counted micro-batches were compute
 local published_as = ARGV[14] -- `delta` if the staged weights are the difference from the base, else `whole`
 local kept = ARGV[15] -- number of earlier versions that stay in the chain, if this one is also a snapshot; else empty
 local has_news = ARGV[16] -- 1 if the staged weights are also published as news; else 0
+local next_ahead = ARGV[17] -- with `delay`, the number of micro-batches in the round after the next one; else 0
 
 if has_moved_on(round_key, fence_key, token, fence) then return 0 end
-local status, first, count, recent, needed, total, doubled = unpack(redis.call("HMGET", round_key, "status", "first",
-  "count", "recent", "needed", "total", "doubled"))
+local status, first, count, recent, needed, total, doubled, delay, ahead_cursor = unpack(redis.call("HMGET", round_key,
+  "status", "first", "count", "recent", "needed", "total", "doubled", "delay", "ahead_cursor"))
 if status ~= "running" and status ~= "paused" then return 0 end
 local stays = first == next_first and count == next_count
 local units = {}
@@ -71,7 +74,7 @@ if published_as == "delta" then
 end
 redis.call("HSET", round_key, "token", next_token, "base", token, "version", next_version, "first", next_first,
   "count", next_count, "counted", counted, "bases", bases, "carried", carried, "total", next_total,
-  "needed", next_needed, "deadline", deadline(), "opened", now_ms())
+  "needed", next_needed, "ahead", next_ahead, "deadline", deadline(), "opened", now_ms())
 redis.call("HDEL", round_key, "closed", "doubted", "doubters", "doubled")
 if next_total == "0" then redis.call("HSET", round_key, "status", "finished") end
 redis.call("DEL", full_key)
@@ -79,6 +82,15 @@ if stays then
   redis.call("HDEL", suspects_key, unpack(units))
   redis.call("HDEL", received_key, unpack(units))
   if redis.call("HLEN", received_key) >= tonumber(next_needed) then redis.call("RPUSH", full_key, next_token) end
+elseif delay == "1" then
+  redis.call("HSET", round_key, "cursor", ahead_cursor, "ahead_cursor", "0")
+  for _, key in ipairs({suspects_key, audits_key, copies_key, disputes_key}) do
+    redis.call("HDEL", key, unpack(units))
+  end
+  redis.call("DEL", received_key)
+  if redis.call("EXISTS", early_key) == 1 then redis.call("RENAME", early_key, received_key) end
+  local is_full = redis.call("HLEN", received_key) >= tonumber(next_needed)
+  if is_full and next_total ~= "0" then redis.call("RPUSH", full_key, next_token) end
 else
   redis.call("HSET", round_key, "cursor", "0")
   redis.call("DEL", leases_key, backups_key, received_key, free_key, suspects_key, audits_key, copies_key, disputes_key)

@@ -9,7 +9,10 @@
 -- many machines), `unmeasured` (maximum units for a worker of unknown speed; 0: its share), `audit` (share of units that
 -- a second machine of the same kind computes as well: a worker cannot tell such a copy from its own units, and `secret`,
 -- which no worker knows, decides which units these are), `peers` (1: a worker publishes its weights after each unit, so
--- it gets one at a time), `singles` (1: leases are single units whatever a worker's speed, which is that of a chain).
+-- it gets one at a time), `singles` (1: leases are single units whatever a worker's speed, which is that of a chain),
+-- `delay` (1: a round's units are computed on the version before the round's own; when it has none left, units of the
+-- next round are leased, of which there are `ahead`, to be computed on the current version. The answer names the version
+-- to compute on, which may be another than the worker's).
 -- Returns {answer, current token, ms until the next request makes sense, micro-batch, ...}. The answer is `leased`,
 -- `wait`, `stale` (another version is current), `fenced`, `banned`, `gone` (the job is not open), or the job's status
 -- if it is not running. Only `leased` changes anything and returns micro-batches.
@@ -17,6 +20,7 @@ local round_key, sessions_key, leases_key, backups_key, received_key = KEYS[1], 
 local free_key, speeds_key, events_key, banned_key, suspects_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local news_key = KEYS[11] -- of the version after the token's
 local audits_key, copies_key, kinds_key, disputes_key = KEYS[12], KEYS[13], KEYS[14], KEYS[15]
+local early_key = KEYS[16] -- what the next round has received
 local token, worker, session = ARGV[1], ARGV[2], ARGV[3]
 local and_news = ARGV[4] -- 1: the worker reads the news right after this script, so if the next version is current
 -- and has news, the lease is on the next version; else 0
@@ -29,25 +33,47 @@ local TOGETHER_MS = 1000 -- these constants are those of `computeshare/protocol/
 local SHORT_MS = 50
 local TRIED_AGAIN_AFTER = 8
 local BACKUP_FACTOR, BACKUP_MS = 1.5, 100
+local FETCHED_FACTOR = 4 -- times the cost of a backup on a version that the worker would have to fetch
 local EXPECTED_MS = 250 -- how much later than this worker the others may ask
 local status, current, first, count, cursor, version, opened, total, closed, needed, base, backup,
-  sharers, fewest, unmeasured, doubled, audit, secret, peers, singles = unpack(redis.call("HMGET", round_key,
-  "status", "token", "first", "count", "cursor", "version", "opened", "total", "closed", "needed", "base", "backup",
-  "sharers", "fewest", "unmeasured", "doubled", "audit", "secret", "peers", "singles"))
+  sharers, fewest, unmeasured, doubled, audit, secret, peers, singles, delay, ahead,
+  ahead_cursor = unpack(redis.call("HMGET", round_key, "status", "token", "first", "count", "cursor", "version",
+  "opened", "total", "closed", "needed", "base", "backup", "sharers", "fewest", "unmeasured", "doubled", "audit",
+  "secret", "peers", "singles", "delay", "ahead", "ahead_cursor"))
 if not status then return {"gone", "", 0} end
 if status ~= "running" then return {status, current, 0} end
 if redis.call("HGET", sessions_key, worker) ~= session then
   return {redis.call("HEXISTS", banned_key, worker) == 1 and "banned" or "fenced", current, 0}
 end
-if current ~= token and (and_news == "0" or base ~= token or redis.call("EXISTS", news_key) == 0) then
+delay = delay == "1"
+if current ~= token and not delay and (and_news == "0" or base ~= token or redis.call("EXISTS", news_key) == 0) then
   return {"stale", current, 0}
 end
 first, count, cursor, total = tonumber(first), tonumber(count), tonumber(cursor), tonumber(total)
 needed, opened = tonumber(needed), tonumber(opened)
 sharers, fewest, unmeasured = tonumber(sharers), tonumber(fewest), tonumber(unmeasured)
-audit = tonumber(audit or "0")
-if closed or redis.call("HLEN", received_key) >= needed then
-  return {"wait", current, 1000} -- the round is complete: the reducer is making the next version
+audit, version = tonumber(audit or "0"), tonumber(version)
+
+local on, cursor_name = delay and base ~= "" and base or current, "cursor" -- on: the version to compute on
+local rounds = {{first, count, tonumber(cursor), needed, total, received_key, on, version, cursor_name}}
+if delay and tonumber(ahead) > 0 then
+  ahead = tonumber(ahead)
+  rounds[2] = {first + count, ahead, tonumber(ahead_cursor), ahead, ahead, early_key, current, version + 1,
+    "ahead_cursor"}
+end
+local function look_at(round)
+  first, count, cursor, needed, total, received_key, on, version, cursor_name = unpack(round)
+end
+local incomplete = {}
+for _, round in ipairs(rounds) do
+  look_at(round)
+  local is_complete = closed or redis.call("HLEN", received_key) >= needed
+  if not is_complete then incomplete[#incomplete + 1] = round end
+end
+if #incomplete == 0 then return {"wait", current, 1000} end -- the reducer is making the next version
+local function is_of_round(unit) -- whether a unit is one of the round that is looked at
+  unit = tonumber(unit)
+  return not delay or unit >= first and unit < first + count
 end
 
 local now = now_ms()
@@ -82,28 +108,28 @@ local function remaining(holder) -- expected ms until the holder finishes; a lat
   return math.abs(late(holder))
 end
 
-local room = math.huge -- units that this machine may still make, if there is a limit
-if sharers > 0 then
+local again, room, fair = 4000, 0, 0 -- room: units that this machine may still make, if there is a limit
+local granted, moved, copy = {}, {}, nil
+
+local function count_room()
+  room = math.huge
+  if sharers == 0 then return end
   room = math.ceil(needed / sharers)
-  for holder, one in pairs(held) do
-    if machine_of(holder) == machine_of(worker) then room = room - one[1] end
+  for _, all in ipairs(leases) do
+    for i = 1, #all, 2 do
+      local expires, holder = all[i + 1]:match("^.-|(.-)|.-|(.*)$")
+      local counts = tonumber(expires) > now and is_of_round(all[i])
+      if counts and machine_of(holder) == machine_of(worker) then room = room - 1 end
+    end
   end
   for _, entry in ipairs(redis.call("HVALS", received_key)) do
     if machine_of(cjson.decode(entry).worker) == machine_of(worker) then room = room - 1 end
   end
-  if room < 1 then return {"wait", current, 1000} end
+  if room < 1 then again = math.min(again, 1000) end
 end
 
-local again = 4000
-local most = measured and math.max(devices, math.floor(TOGETHER_MS / speed)) or math.huge
-if not measured and unmeasured > 0 then most = unmeasured * devices end
-if peers == "1" or singles == "1" then most = 1 end
-local fair = math.min(math.ceil(needed / #workers), most, room)
-local share = fair
-local left = redis.call("LLEN", free_key) + count - cursor
-
-local function set_share_by_speed()
-  local peers = {}
+local function share_by_speed(most, left)
+  local peers, share = {}, 0
   for _, other in ipairs(workers) do
     local each, done = unpack(own[other] or {usual, 0})
     if other ~= worker and held[other] then
@@ -119,20 +145,32 @@ local function set_share_by_speed()
     end
     return nth <= left
   end
-  most, share = math.min(most, left), 0
+  most = math.min(most, left)
   while share < most and is_needed(share + 1) do share = share + 1 end
-  if share > 0 or left == 0 then return end
+  if share > 0 or left == 0 then return share end
   if idle > TRIED_AGAIN_AFTER * speed then share = 1 end
   again = math.max(20, speed / 8)
+  return share
 end
 
-local by_speed = singles ~= "1" and speed >= SHORT_MS and needed == total
-if by_speed and sharers == 0 and redis.call("EXISTS", suspects_key) == 0 then
-  set_share_by_speed()
+local function share_of_round() -- the number of units to lease
+  local most = measured and math.max(devices, math.floor(TOGETHER_MS / speed)) or math.huge
+  if not measured and unmeasured > 0 then most = unmeasured * devices end
+  if peers == "1" or singles == "1" then most = 1 end
+  count_room()
+  fair = math.max(0, math.min(math.ceil(needed / #workers), most, room))
+  local by_speed = singles ~= "1" and speed >= SHORT_MS and needed == total
+  if by_speed and sharers == 0 and redis.call("EXISTS", suspects_key) == 0 then
+    local freed = 0
+    for _, unit in ipairs(redis.call("LRANGE", free_key, 0, -1)) do
+      if is_of_round(unit) then freed = freed + 1 end
+    end
+    return share_by_speed(most, freed + count - cursor)
+  end
+  return fair
 end
 
-local granted, moved = {}, {}
-local others, aside = machines_of(workers) > 1 and sharers == 0, {}
+local others = machines_of(workers) > 1 and sharers == 0
 local function is_suspect(freed) -- whether only this machine has computed it, with values that were not finite
   local suspects = others and redis.call("HGET", suspects_key, freed)
   if not suspects then return false end
@@ -157,29 +195,10 @@ local function is_others(freed) -- whether a dispute is about it that another ma
   return false
 end
 
-while #granted < share do
-  local freed = redis.call("LPOP", free_key)
-  if freed then
-    if is_suspect(freed) or is_others(freed) then
-      aside[#aside + 1] = freed -- another machine must compute it
-    else
-      granted[#granted + 1] = freed
-    end
-  elseif cursor < count then
-    granted[#granted + 1] = string.format("%d", first + cursor)
-    cursor = cursor + 1
-  else
-    break
-  end
-end
-redis.call("HSET", round_key, "cursor", cursor)
-for _, micro_batch in ipairs(aside) do redis.call("RPUSH", free_key, micro_batch) end
-if #aside > 0 then again = 500 end
-
 local LOOKED_AT = 256 -- units not leased yet that may become a copy
 
 local function is_audited(unit)
-  return tonumber(redis.sha1hex(secret .. current .. "." .. unit):sub(1, 8), 16) < audit * 2 ^ 32
+  return tonumber(redis.sha1hex(secret .. on .. "." .. unit):sub(1, 8), 16) < audit * 2 ^ 32
 end
 
 local function find_copy() -- a unit that this worker computes beside its own, for the reducer to compare; or nil
@@ -187,6 +206,7 @@ local function find_copy() -- a unit that this worker computes beside its own, f
   for _, unit in ipairs(granted) do own[unit] = true end
   local function suits(unit, holder)
     if own[unit] or redis.call("HEXISTS", copies_key, unit) == 1 then return false end
+    if not is_of_round(unit) then return false end
     if holder and machine_of(holder) == machine_of(worker) then return false end
     if holder and redis.call("HGET", kinds_key, holder) ~= kind then return false end
     return tonumber((redis.call("HGET", audits_key, unit) or "|0|"):match("^.-|(.-)|")) <= now
@@ -204,7 +224,29 @@ local function find_copy() -- a unit that this worker computes beside its own, f
   end
 end
 
-local copy = audit > 0 and #granted > 0 and find_copy() or nil
+local function offer() -- free units, then new ones
+  local share, aside = share_of_round(), {}
+  while #granted < share do
+    local freed = redis.call("LPOP", free_key)
+    if freed then
+      if not is_of_round(freed) then
+        aside[#aside + 1] = freed
+      elseif is_suspect(freed) or is_others(freed) then
+        aside[#aside + 1], again = freed, 500 -- another machine must compute it
+      else
+        granted[#granted + 1] = freed
+      end
+    elseif cursor < count then
+      granted[#granted + 1] = string.format("%d", first + cursor)
+      cursor = cursor + 1
+    else
+      break
+    end
+  end
+  redis.call("HSET", round_key, cursor_name, cursor)
+  for _, micro_batch in ipairs(aside) do redis.call("RPUSH", free_key, micro_batch) end
+  copy = audit > 0 and #granted > 0 and find_copy() or nil
+end
 
 local target = leases_key
 
@@ -213,7 +255,7 @@ local function take_expired()
     local expires, since, holder = leases[1][i + 1]:match("^.-|(.-)|(.-)|(.*)$")
     if tonumber(expires) > now then
       again = math.min(again, expires - now)
-    elseif #granted < fair then
+    elseif #granted < fair and is_of_round(leases[1][i]) then
       granted[#granted + 1] = leases[1][i]
       moved[#moved + 1] = {from = holder, after_ms = now - since, micro_batch = tonumber(leases[1][i])}
     end
@@ -221,11 +263,14 @@ local function take_expired()
 end
 
 local function take_backup() -- all micro-batches of one slow holder
+  if room < 1 then return end
   local from
   for i = 1, #leases[1], 2 do
     local other, holder = leases[1][i + 1]:match("^(.-)|.-|.-|(.*)$")
-    if other ~= session and redis.call("HEXISTS", backups_key, leases[1][i]) == 0 then
+    local is_open = is_of_round(leases[1][i]) and redis.call("HEXISTS", backups_key, leases[1][i]) == 0
+    if other ~= session and is_open then
       local cost = BACKUP_FACTOR * held[holder][1] * speed + BACKUP_MS
+      if delay and on ~= token then cost = FETCHED_FACTOR * cost end
       if cost < remaining(holder) and (from or holder) == holder and #granted < room then
         from, target = holder, backups_key
         granted[#granted + 1] = leases[1][i]
@@ -239,18 +284,30 @@ local function take_backup() -- all micro-batches of one slow holder
   end
 end
 
-if #granted == 0 then take_expired() end
-if #granted == 0 and backup == "1" then take_backup() end
+for _, round in ipairs(incomplete) do
+  if #granted == 0 then
+    look_at(round)
+    offer()
+    if #granted == 0 then take_expired() end
+  end
+end
+for _, round in ipairs(incomplete) do
+  if #granted == 0 and backup == "1" then
+    look_at(round)
+    count_room()
+    take_backup()
+  end
+end
 if #granted == 0 then return {"wait", current, math.max(20, math.ceil(again))} end
 
 local life = math.max(SHORTEST_MS, 4 * speed * math.max(devices, #granted + (copy and 1 or 0)))
 local lease = string.format("%s|%.0f|%.0f|%s", session, now + life, now, worker)
 for _, micro_batch in ipairs(granted) do redis.call("HSET", target, micro_batch, lease) end
 for _, event in ipairs(moved) do
-  event.to, event.version = worker, tonumber(version)
+  event.to, event.version = worker, version
   append_event(events_key, "reassigned", cjson.encode(event))
 end
-local answer = {"leased", current, math.ceil(life)}
+local answer = {"leased", on, math.ceil(life)}
 for _, micro_batch in ipairs(granted) do answer[#answer + 1] = micro_batch end
 if copy then
   redis.call("HSET", audits_key, copy, lease)

@@ -3,7 +3,8 @@
 -- The reducer wrote the terms into the round: `sharers` (machines that must share a version, none with more than an
 -- equal share; 0: no limit), `limit` (bytes of an update; of a larger one only the size is kept, and the reducer
 -- refuses it), `parts` (of an update; 0: no limit), `peers` (1: the update is also kept as the worker's newest, for
--- other workers to read).
+-- other workers to read), `delay` (1: an update must be computed on the version before its round's own: those for the
+-- round after the current one, which begins with the unit `first` + `count`, on the current version; they wait apart).
 -- Returns {outcome, current token, status, earlier outcome for this nonce (empty: none)}. The outcome is `accepted` (at
 -- least one micro-batch), `duplicate`, `stale`, `lease_lost`, `fenced`, `refused` (staged messages expired or are
 -- incomplete) or `gone`. Only `accepted` adds to the round's updates. Late and incomplete micro-batches are handed
@@ -12,14 +13,17 @@ local round_key, sessions_key, leases_key, backups_key, received_key = KEYS[1], 
 local speeds_key, answers_key, full_key, events_key, free_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local arrivals_key, recent_key, audits_key, copies_key = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
 local peers_key, peer_key = KEYS[15], KEYS[16] -- peer: the worker's newest published weights
-local staged_keys, update_keys = slice(KEYS, 17, 2), slice(KEYS, 18, 2) -- for each micro-batch
+local early_key = KEYS[17] -- what the next round has received
+local staged_keys, update_keys = slice(KEYS, 18, 2), slice(KEYS, 19, 2) -- for each micro-batch
 local token, worker, session, nonce = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local event = ARGV[5] -- JSON object: the worker's description of the submission
 local parts = tonumber(ARGV[6]) -- number of parts of each message
 local micro_batches, losses = slice(ARGV, 7, 2), slice(ARGV, 8, 2)
 
-local status, current, opened, total, needed, closed, recent, sharers, limit, most, peers = unpack(redis.call("HMGET",
-  round_key, "status", "token", "opened", "total", "needed", "closed", "recent", "sharers", "limit", "parts", "peers"))
+local status, current, opened, total, needed, closed, recent, sharers, limit, most, peers, delay, base, first, count,
+  ahead = unpack(redis.call("HMGET", round_key, "status", "token", "opened", "total", "needed", "closed", "recent",
+    "sharers", "limit", "parts", "peers", "delay", "base", "first", "count", "ahead"))
+delay, base = delay == "1", base or ""
 total, needed, sharers, limit = tonumber(total), tonumber(needed), tonumber(sharers), tonumber(limit)
 most = tonumber(most or "0")
 parts = math.max(1, parts)
@@ -117,31 +121,44 @@ local function measure(who, each, at_least) -- update a worker's time per unit; 
   redis.call("HSET", speeds_key, who, string.format("%.1f|%.0f", math.max(1, each), now))
 end
 
-local accepted, copies, already, expired, leased = {}, {}, 0, 0, now
-local waiting = redis.call("HLEN", received_key) -- earlier updates become part of earlier versions
-local room = closed and 0 or total -- a closed round accepts no more
-if sharers > 0 then
-  room = math.min(room, math.ceil(needed / sharers))
-  for _, entry in ipairs(redis.call("HVALS", received_key)) do
+local function is_early(micro_batch) return delay and tonumber(micro_batch) >= first + count end
+local function is_late(micro_batch, place) -- whether its update will not count any more; `place`: in this submission
+  if not delay then return behind + math.floor(place / needed) >= tonumber(recent) end
+  return token ~= ((is_early(micro_batch) or base == "") and current or base)
+end
+
+local function room_in(key, units, needs) -- how many of a round's updates may still be this worker's
+  local room = closed and 0 or units -- a closed round accepts no more
+  if sharers == 0 then return room end
+  room = math.min(room, math.ceil(needs / sharers))
+  for _, entry in ipairs(redis.call("HVALS", key)) do
     if machine_of(cjson.decode(entry).worker) == machine_of(worker) then room = room - 1 end
   end
+  return room
 end
+
+local accepted, copies, already, expired, leased = {}, {}, 0, 0, now
+local waiting = redis.call("HLEN", received_key) -- earlier updates become part of earlier versions
+local rooms = {[received_key] = room_in(received_key, total, needed)}
+if delay then rooms[early_key] = room_in(early_key, tonumber(ahead), tonumber(ahead)) end
 for i, micro_batch in ipairs(micro_batches) do
+  local into = is_early(micro_batch) and early_key or received_key
   local lease = mine(i)
   local is_copy = not lease and (redis.call("HGET", audits_key, micro_batch) or ""):match("^[^|]*") == session
   local bytes = (lease or is_copy) and weigh(staged_keys[i])
   if is_copy and bytes then
     copies[#copies + 1] = {i, bytes}
-  elseif redis.call("HEXISTS", received_key, micro_batch) == 1 then
+  elseif redis.call("HEXISTS", into, micro_batch) == 1 then
     already = already + 1
   elseif lease and not bytes then
     expired = expired + 1
     hand_back(i)
-  elseif lease and behind + math.floor((waiting + #accepted) / needed) >= tonumber(recent) then
+  elseif lease and is_late(micro_batch, waiting + #accepted) then
     late[#late + 1] = micro_batch
     hand_back(i)
-  elseif lease and #accepted < room then
-    accepted[#accepted + 1] = {i, bytes}
+  elseif lease and rooms[into] > 0 then
+    rooms[into] = rooms[into] - 1
+    accepted[#accepted + 1] = {i, bytes, into}
     leased = math.min(leased, tonumber(lease:match("^.-|.-|(.-)|")))
   end
 end
@@ -162,7 +179,7 @@ for place, one in ipairs(accepted) do
   local i, bytes = one[1], one[2]
   local micro_batch = micro_batches[i]
   if limit == 0 or bytes <= limit then keep_staged(staged_keys[i], update_keys[i]) end
-  redis.call("HSET", received_key, micro_batch, entry(i, bytes, place))
+  redis.call("HSET", one[3], micro_batch, entry(i, bytes, place))
   for _, key in ipairs({leases_key, backups_key}) do
     local holder, lease = (redis.call("HGET", key, micro_batch) or ""):match("^(.-)|.-|(.*)$")
     if holder and holder ~= session then overtaken[lease] = (overtaken[lease] or 0) + 1 end

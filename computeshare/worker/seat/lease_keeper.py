@@ -36,7 +36,8 @@ class LeaseKeeper:
 
     def end(self) -> None:
         """Stop extending leases; any that are left expire."""
-        self._work = ()
+        with self._lock:
+            self._status, self._work = "running", ()
 
     def goes_on(self) -> bool:
         """Whether the work is still wanted, by the last reply."""

@@ -45,6 +45,9 @@ from computeshare.transport.rate_limit import Pacer, parse_rate
 from computeshare.transport.wire import Wires
 from computeshare.worker.recipe_consent import Consent
 from computeshare.worker.seat.bundle_fetch import fetched
+from computeshare.worker.seat.delay.delayed_loop import DelayedLoop
+from computeshare.worker.seat.delay.update_uploads import Uploads
+from computeshare.worker.seat.delay.version_reader import VersionReader
 from computeshare.worker.seat.lease_keeper import LeaseKeeper
 from computeshare.worker.seat.link_benchmark import measure
 from computeshare.worker.seat.progress_pipe import SeatProgress, Teller
@@ -94,12 +97,12 @@ class SeatSession:
         self.redis, self.seat, self.spec, self.settings, self.stop = redis, seat, spec, settings, stop
         self.name = settings.name or hostname()
         session_id = os.environ.get("RQ_EXECUTION_ID") or uuid.uuid4().hex
-        pacer = Pacer(parse_rate(settings.max_up)) if settings.max_up else None
-        self.wires = Wires.to(redis, by_loopback(redis), pacer=pacer, interrupt=self._is_called_off)
+        self._pacer = Pacer(parse_rate(settings.max_up)) if settings.max_up else None
+        self.wires = Wires.to(redis, by_loopback(redis), pacer=self._pacer, interrupt=self._is_called_off)
         self.session = WorkerSession(redis, seat.job, seat.worker, session_id, self.wires)
         self.keeper = LeaseKeeper(self.session)
-        self.peers: Wires | None = None
-        """For other workers' weights, where the strategy has peers."""
+        self.others: list[Wires] = []
+        """Of threads: for other workers' weights, where the strategy has peers; for both directions, with a delay."""
         self.status = SeatStatus()
         self.memory: SeatMemory | None = None
         """None until the device is chosen."""
@@ -202,7 +205,7 @@ class SeatSession:
         codecs, layout, kind = self.spec.codecs, computation.layout, computation.kind
         feedback = feedback_of(CODECS[codecs.up], layout)
         encoder = UpdateEncoder(CODECS[codecs.up], layout, feedback, compress=not is_next_door(self.redis))
-        replicas, outbox = computation.replicas(self.spec), UpdateQueue(self.session, encoder)
+        replicas = computation.replicas(self.spec)
         if peer := self._peer(replicas[0], layout, lambda: inbox.token):
             replicas = [peer]  # a worker is one peer, on its first device
         if self.spec.privacy:
@@ -210,27 +213,46 @@ class SeatSession:
         devices = self.devices = DeviceGroup(replicas, computation.names)
         self.session.devices = len(replicas)
         self._tell_compilation(devices.compilation)
-        inbox = Inbox(self.session, codecs.down, layout, devices.room)
+        overlaps = self.spec.strategy.lag > 0
+        inbox = Inbox(self.session, codecs.down, layout, None if overlaps else devices.room)
         self.status.is_loaded = True
         self.teller.tell()  # from here on the worker lets the seat finish its work
         about = {"kind": kind_with(kind, devices), "memory_bytes": memory.needed_bytes}
         self._join(about, computation.frozen)
         self._take_over(devices)
-        loop = SeatLoop(
-            self.spec, self.session, self.keeper, devices, feedback, inbox, outbox, memory, self.status, self.stop, peer
-        )
-        with self.keeper:
-            reason = loop.run()
+        about_seat = memory, self.status, self.stop
+        if overlaps:
+            versions, uploads = self._overlapping(inbox, encoder)
+            reason = DelayedLoop(self.spec, self.session, devices, feedback, versions, uploads, *about_seat).run()
+        else:
+            outbox = UpdateQueue(self.session, encoder)
+            with self.keeper:
+                reason = SeatLoop(
+                    self.spec, self.session, self.keeper, devices, feedback, inbox, outbox, *about_seat, peer
+                ).run()
         self._hand_over(devices)
         return reason
+
+    def _overlapping(self, inbox: Inbox, encoder: UpdateEncoder) -> tuple[VersionReader, Uploads]:
+        """What reads versions and sends updates while the seat computes, each over connections of its own."""
+        versions: VersionReader
+        uploads: Uploads
+        redis, near, session = self.redis, by_loopback(self.redis), self.session
+        up = Wires.to(redis, near, pacer=self._pacer, interrupt=lambda: uploads.are_called_off)
+        down = Wires.to(redis, near, interrupt=lambda: versions.is_over)
+        self.others += [up, down]
+        about = self.seat.job, self.seat.worker, session.session_id
+        versions = VersionReader(WorkerSession(redis, *about, down), inbox)
+        uploads = Uploads(WorkerSession(redis, *about, up), encoder, session)
+        return versions, uploads
 
     def _peer(self, replica: AnyReplica, layout: Layout, token: Callable[[], str]) -> PeerReplica | None:
         """The replica with weights of its own, where the strategy has peers."""
         spec, averaging, worker = self.spec, self.spec.strategy.averaging, self.seat.worker
         if averaging is None:
             return None
-        self.peers = Wires.to(self.redis, interrupt=self.stop.is_set)
-        source = PeerWeights.of_job(self.redis, self.seat.job, worker, self.peers)
+        self.others.append(Wires.to(self.redis, interrupt=self.stop.is_set))
+        source = PeerWeights.of_job(self.redis, self.seat.job, worker, self.others[-1])
         partners = Partners(worker, spec.seed, averaging.matching)
         return PeerReplica(replica, averaging, source, partners, CODECS[spec.codecs.up], layout, token)
 
@@ -318,7 +340,7 @@ class SeatSession:
         state = ("working" if status.is_working else "waiting") if status.is_loaded else "loading"
         files = status.fetched or Fetched(0, 0, 0, 0)
         moved = files.bytes_sent, files.bytes_received
-        for wires in filter(None, (self.wires, self.peers)):
+        for wires in (self.wires, *self.others):
             moved = moved[0] + wires.bytes_sent, moved[1] + wires.bytes_received
         lacking = (files.done_bytes, files.total_bytes) if files.done_bytes < files.total_bytes else (0, 0)
         about = self.spec.title, status.version, self.spec.rounds_total, status.samples

@@ -27,9 +27,14 @@ class UpdateQueue:
     may use the session's wire.
     """
 
-    def __init__(self, session: WorkerSession, encoder: UpdateEncoder) -> None:
+    def __init__(
+        self, session: WorkerSession, encoder: UpdateEncoder, helper: ThreadPoolExecutor | None = None
+    ) -> None:
+        """`helper`: the only thread that uses the session's wire, `submit` included; by default a thread for buckets
+        alone.
+        """
         self._session, self._encoder = session, encoder
-        self._helper = ThreadPoolExecutor(1, "sending") if encoder.buckets > 1 else None
+        self._helper = (helper or ThreadPoolExecutor(1, "sending")) if encoder.buckets > 1 else None
         self._sending: list[Future[None]] = []
         self._lock = threading.Lock()  # several devices encode with one encoder, whose feedback is the worker's
         self.begin()
@@ -72,14 +77,14 @@ class UpdateQueue:
             self.bytes += len(part)
             self._losses[unit] = loss
 
-    def submit(self, token: str, report: dict[str, Any], waiting: Waiting | None) -> Receipt:
+    def submit(self, token: str, report: dict[str, Any], waiting: Waiting | None, and_lease: bool = True) -> Receipt:
         """Submit the updates, without the parts that were sent ahead.
 
         If the broker has no room, the parts sent ahead are deleted and sent again with the next attempt, so that
         workers that wait for room do not take room from one another.
 
         Args:
-            waiting: begin to wait for the next version; None: ask for a lease.
+            waiting: begin to wait for the next version; None: ask for a lease, if `and_lease`.
         Raises: OutOfMemoryError: the broker has no room; Interrupted.
         """
         self._settle()
@@ -88,7 +93,7 @@ class UpdateQueue:
             for unit, parts in self._messages.items()
         ]
         try:
-            return self._session.submit(token, self.nonce, updates, report, waiting is None, waiting)
+            return self._session.submit(token, self.nonce, updates, report, and_lease and waiting is None, waiting)
         except OutOfMemoryError:
             self.forget()
             raise

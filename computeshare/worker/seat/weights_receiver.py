@@ -6,6 +6,7 @@ from functools import partial
 
 from computeshare.codecs.messages import add_delta, decode_weights, is_news, weights_parts, weights_room
 from computeshare.codecs.registry import CODECS, EXACT
+from computeshare.errors import CodecError
 from computeshare.protocol.worker_session import Grant, Pulled, WorkerSession
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.types import Blob, Vector
@@ -53,6 +54,22 @@ class Inbox:
         if self._chained:
             return self._followed(grant.token, Pulled(None, [grant.weights]))
         return self._whole(grant.token, grant.weights)
+
+    def fetch(self, session: WorkerSession, token: str) -> Weights | None:
+        """A version's weights, compared with its digest, over another session; None if they are gone. They are valid
+        until the next call. Raises CodecError: they are damaged.
+        """
+        self._settle()
+        weights: Weights | None = None
+        if self._chained:
+            if pulled := session.read_since(self._token, token, self.parts, self._room):
+                weights = self._followed(token, pulled)
+        elif message := session.read_weights(token, self.parts, self._room):
+            weights = self._whole(token, message)
+        if weights is not None and not self.is_right():
+            self.forget()
+            raise CodecError("they do not match its digest")
+        return weights
 
     @property
     def token(self) -> str:

@@ -20,6 +20,12 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "computed in bfloat16": {**DIGITS_MLP, "precision": "bfloat16"},
     "local": {**LOCAL, "strategy": {"kind": "local", "inner_steps": 5, "replicas": 4}},
+    "sync, delay": {**DIGITS_MLP, "strategy": {"kind": "sync", "delay": 1}},
+    "local, delay, int8": {
+        **LOCAL,
+        "strategy": {"kind": "local", "inner_steps": 5, "replicas": 4, "delay": 1},
+        "codec": {"up": "int8", "down": "int8"},
+    },
     "signsgd": {**WITHOUT_OPTIMIZER, "strategy": {"kind": "signsgd", "lr": 0.002}},
     "local, int8": {
         **LOCAL,

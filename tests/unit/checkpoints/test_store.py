@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from computeshare.checkpoints.store import Artifacts, weights_digest
+from computeshare.checkpoints.store import BEFORE, Artifacts, weights_digest
 from computeshare.errors import ArtifactError
 from computeshare.types import Token
 from tests.support.checkpoints import write_checkpoint
@@ -85,6 +85,19 @@ def test_a_moving_average_lies_beside_the_weights(tmp_path: Path, monkeypatch: p
     without = save(artifacts, 7)
     assert artifacts.manifest(without).average == ""
     assert all(np.array_equal(artifacts.tensors(without, averaged=True)[name], TENSORS[name]) for name in TENSORS)
+
+
+def test_the_version_before_lies_beside_the_weights_if_it_is_given(tmp_path: Path) -> None:
+    artifacts, token = Artifacts(tmp_path, "job"), Token(1, 3, "3" * 16)
+    before = {name: values + 1 for name, values in TENSORS.items()}
+    artifacts.finish(artifacts.stage(token, TENSORS, [b"state"], before=before), "ab" * 32, 0, 12)
+    found = artifacts.before(token)
+    assert found is not None and all(np.array_equal(found[name], before[name]) for name in TENSORS)
+    assert artifacts.before(save(artifacts, 7)) is None
+    path = artifacts.path(token, BEFORE)
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(ArtifactError, match=r"before\.safetensors of checkpoint 1\.3\.3+ is damaged"):
+        artifacts.before(token)
 
 
 def test_two_who_stage_the_same_checkpoint_do_not_disturb_each_other(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from computeshare.jobspec.memory_estimate import seat_bytes
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.spec import JobSpec
 from computeshare.strategies.buffered_async import AsyncStrategy
@@ -398,6 +399,29 @@ def test_the_brokers_share_grows_with_replicas_not_with_their_steps() -> None:
     assert per_replica == 2 * 2 * local().parameters  # two rounds' updates in float16
     kept = local({"inner_state": "kept", "inner_optimizer": {"name": "AdamW"}}).broker_bytes
     assert kept - few >= 3 * 2 * 4 * local().parameters  # three replicas' two moments
+
+
+def test_with_a_delay_the_broker_and_the_worker_hold_a_round_more() -> None:
+    without, delayed = local(), local({"delay": 1})
+    assert delayed.broker_bytes - without.broker_bytes == 3 * 2 * local().parameters  # three replicas' in float16
+    assert seat_bytes(delayed, "cpu") - seat_bytes(without, "cpu") == 2 * 4 * local().parameters
+
+
+@pytest.mark.parametrize("kind", ["sync", "local"])
+def test_with_a_delay_each_round_but_the_last_has_the_next_ones_units_ahead(kind: str) -> None:
+    document = {"dataset": "digits", "model": "mlp", "micro_batch": 64, "rounds": 8}
+    spec = JobSpec.model_validate(document | {"strategy": {"kind": kind, "delay": 1}})
+    rounds = [spec.round_from(version) for version in range(8)]
+    assert [one.ahead for one in rounds] == [one.count for one in rounds[1:]] + [0]
+    assert spec.strategy.recent == 2
+    assert {JobSpec.model_validate(document).round_from(version).ahead for version in range(8)} == {0}
+
+
+def test_a_delay_and_a_quorum_exclude_each_other() -> None:
+    with pytest.raises(ValidationError, match="set quorum to 1, or delay to 0"):
+        JobSpec.model_validate({"dataset": "digits", "model": "mlp", "strategy": {"delay": 1, "quorum": 0.9}})
+    with pytest.raises(ValidationError, match="less than or equal to 1"):
+        JobSpec.model_validate({"dataset": "digits", "model": "mlp", "strategy": {"delay": 2}})
 
 
 def test_an_inner_state_that_travels_must_fit_as_the_weights_must() -> None:

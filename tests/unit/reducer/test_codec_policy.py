@@ -45,6 +45,30 @@ def test_the_thinner_the_link_the_fewer_bytes(mbit_s: float, size: float, codec:
     assert choice.sending <= PLANNED
 
 
+@pytest.mark.parametrize(
+    ("mbit_s", "codec"),
+    [
+        (130, CodecSpec(up="float16", down="float32")),
+        (95, CodecSpec(up="float16", down="float16")),
+        (50, CodecSpec(up="int8", down="int8")),
+        (17, CodecSpec(up="topk", down="int8")),
+    ],
+)
+def test_with_a_delay_ten_times_as_many_bytes_are_sent_while_computing(mbit_s: float, codec: CodecSpec) -> None:
+    found = [choose_codecs(sync(strategy={"delay": delay}), [measured(mbit_s, 0.05, 0.01)] * 2) for delay in (0, 1)]
+    assert found[1].codec == codec and found[1].sending <= PLANNED
+    assert found[0].codec != codec
+
+
+@pytest.mark.parametrize("coding_s", [0.0, 0.05, 0.5])
+def test_with_a_delay_the_steps_that_hide_communication_are_enough(coding_s: float) -> None:
+    strategy = {"kind": "local", "inner_steps": 1, "replicas": 2, "delay": 1}
+    chosen = choose_codecs(sync(strategy=strategy), [measured(5, 0.1, coding_s=coding_s)] * 2)
+    without = choose_codecs(local(1), [measured(5, 0.1, coding_s=coding_s)] * 2)
+    assert chosen.sending <= PLANNED and chosen.inner_steps and without.inner_steps
+    assert chosen.inner_steps < without.inner_steps or without.codec.up == "topk"
+
+
 def test_the_worker_with_the_worst_link_for_its_speed_decides() -> None:
     fine, thin = measured(10_000, 0.05, 0.01), measured(20, 0.05, 0.01)
     assert choose_codecs(sync(), [fine, thin]).codec == choose_codecs(sync(), [thin, thin]).codec

@@ -1,0 +1,163 @@
+"""The loop of a seat in a job with a delay: lease, load the version to compute on, compute, pass the updates on."""
+
+import threading
+import time
+from typing import Any
+
+import structlog
+
+from computeshare.codecs.feedback import Feedback
+from computeshare.errors import CodecError, Interrupted, JobGone
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.worker_session import Grant, WorkerSession
+from computeshare.runtime.failpoints import failpoint
+from computeshare.training.device_group.group import DeviceGroup
+from computeshare.training.work_units import AnyReplica
+from computeshare.types import Token
+from computeshare.worker.seat.delay.update_uploads import Upload, Uploads
+from computeshare.worker.seat.delay.version_reader import VersionReader
+from computeshare.worker.seat.seat_loop import AHEAD, ASKED, LONGEST_WAIT_MS, SeatStatus
+from computeshare.worker.seat.seat_setup import SeatMemory
+
+log = structlog.get_logger()
+
+
+class DelayedLoop:
+    """Takes part in the rounds of a job with a delay until the job or the seat ends.
+
+    A lease names the version to compute on: the current one for the next round, the one before for the current round.
+    Updates are sent and versions are read by threads with connections of their own.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        session: WorkerSession,
+        devices: DeviceGroup,
+        feedback: Feedback | None,
+        versions: VersionReader,
+        uploads: Uploads,
+        memory: SeatMemory,
+        status: SeatStatus,
+        stop: threading.Event,
+    ) -> None:
+        self.session, self.devices, self.feedback = session, devices, feedback
+        self.versions, self.uploads, self.status, self.stop = versions, uploads, status, stop
+        self._strategy, self._plan, self._memory = spec.strategy, spec.plan, memory
+        self._loaded = ""
+        self._waiting_s = 0.0
+        self._uploading_s = 0.0
+        """Seconds spent waiting for earlier updates to be sent."""
+        self._missing, self._doubted = "", ""
+        """Tokens of the last version whose weights were gone, and of the last whose weights were damaged."""
+        self._bytes = 0
+        """Bytes received that have been reported."""
+
+    def run(self) -> str:
+        """Compute until the job or the seat ends, and wait for the last updates to be sent. Returns the reason."""
+        with self.versions, self.uploads:
+            while not self.stop.is_set():
+                began = time.perf_counter()
+                grant = self.session.lease(self._loaded)
+                self._waiting_s += time.perf_counter() - began
+                match grant.answer:
+                    case "leased":
+                        self._work(grant)
+                    case "wait":
+                        self._wait(grant.ask_again_ms)
+                    case status:
+                        return f"the job is {status}"
+        return ASKED
+
+    def _wait(self, ask_again_ms: int) -> None:
+        """Wait for the next version, or until it is time to ask for a lease again."""
+        began = time.perf_counter()
+        if self._loaded:
+            version = Token.parse(self._loaded).version + 1 + self._strategy.lag
+            units = self._strategy.foreseen(self._plan, version)
+            self.devices.prefetch(units if len(units) <= AHEAD else ())
+        self.session.wait(min(ask_again_ms, LONGEST_WAIT_MS))
+        self._waiting_s += time.perf_counter() - began
+
+    def _work(self, grant: Grant) -> None:
+        """Compute the leased units, and have their updates sent."""
+        self._memory.check_taken()
+        began = time.perf_counter()
+        upload = self.uploads.begin(grant.micro_batches)
+        self._uploading_s += time.perf_counter() - began
+        try:
+            if not self._load(grant.token):
+                self.uploads.give_up(upload)
+                return
+            self.status.version, self.status.is_working = Token.parse(grant.token).version, True
+            seconds = self._compute(grant, upload)
+        except Interrupted:
+            if self.feedback:
+                self.feedback.go_back()
+            self.uploads.give_up(upload)
+            return
+        finally:
+            self.status.is_working = False
+        self.uploads.send(upload, grant.token, self._report(upload, seconds))
+
+    def _load(self, token: str) -> bool:
+        """Load the version to compute on; False if it is not to be had: the leases have been handed back, or expire.
+
+        Raises JobGone: the broker has lost its weights.
+        """
+        if token == self._loaded:
+            return True
+        began = time.perf_counter()
+        self._loaded = ""
+        try:
+            found = self.versions.give(self.session, token, self.devices.load)
+        except CodecError as error:
+            self._doubt(token, str(error))
+            return False
+        self._waiting_s += time.perf_counter() - began
+        if not found and self._missing == token:
+            raise JobGone(f"the weights of version {token} are gone")
+        self._missing, self._loaded = ("", token) if found else (token, "")
+        return found
+
+    def _doubt(self, token: str, error: str) -> None:
+        """Report a version's weights as damaged, so that they are read again: the first time at once, then after the
+        reducer has published them again.
+        """
+        again, self._doubted = token == self._doubted, token
+        log.warning("damaged weights", job=self.session.keys.job_id, version=Token.parse(token).version, error=error)
+        self.session.doubt(token, again)
+        self.versions.forget()
+        if again:
+            self.session.wait(LONGEST_WAIT_MS)
+
+    def _compute(self, grant: Grant, upload: Upload) -> dict[str, float]:
+        """Compute the leased units' updates. Returns seconds by activity. Raises Interrupted: they are not wanted."""
+        began = time.perf_counter()
+        if self.feedback:
+            self.feedback.mark()
+
+        def compute(replica: AnyReplica, unit: int) -> None:
+            take = upload.outbox.taker(unit, self._plan.generator_seed(unit))
+            update = replica.compute(unit, upload.keeper.goes_on, take)
+            failpoint("after_compute")
+            upload.outbox.complete(unit, update.buffers, update.loss)
+            self.status.samples += self._plan.unit_size(unit)
+
+        self.devices.compute(grant.micro_batches, compute)
+        self.session.devices = len(self.devices.working)
+        encoding_s = upload.outbox.encoding_s
+        computing_s = max(0.0, time.perf_counter() - began - encoding_s)
+        return {"waiting": self._waiting_s, "computing": computing_s, "encoding": encoding_s}
+
+    def _report(self, upload: Upload, seconds: dict[str, float]) -> dict[str, Any]:
+        seconds["uploading"] = self._uploading_s
+        report: dict[str, Any] = {
+            "bytes_up": upload.outbox.bytes,
+            "bytes_down": self.versions.bytes - self._bytes,
+            "memory_bytes": self._memory.peak_bytes(),
+            "seconds": {name: round(s, 6) for name, s in seconds.items()},
+        }
+        self._bytes += report["bytes_down"]
+        self._waiting_s, self._uploading_s = 0.0, 0.0
+        return report
