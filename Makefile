@@ -11,7 +11,7 @@ JOBS ?= 1
 UV_VERSION := 0.13.9
 unexport PYTHONDONTWRITEBYTECODE # with it every process that starts compiles torch anew: seconds each
 
-.PHONY: help install demo test lint check e2e pictures bench chaos up down migrate lock clean
+.PHONY: help install demo test lint check e2e pictures wheel bench chaos up down migrate lock clean
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -48,6 +48,11 @@ e2e: install ## Run the tests that start processes and a browser
 pictures: install ## Take the README's pictures anew
 	$(BIN)/python -m pytest -q tests/e2e/pages/test_readme_pictures.py -k taken
 	cp artifacts/screenshots/readme/*.png docs/images/
+
+wheel: install ## Build the wheel, into dist
+	@rm -rf build
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/computeshare-*.whl
 
 bench: install ## Measure beside torch DistributedDataParallel, over thin links too (as root), into bench-results; ONLY="PART ..."
 	@$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick)
