@@ -19,13 +19,14 @@ from computeshare.settings import is_gateway_url
 router = APIRouter(tags=["workers"])
 
 OWN_NAME = (
-    "this link names this machine as itself alone: start computeshare up with --host 0.0.0.0, and make the invite by "
-    "the name or address that other machines know this one by (open the page so, or give it as --url)"
+    "its link has an address by which this machine knows itself. Stop computeshare up with Ctrl-C and start it again "
+    "with --lan, for machines on your network, or with --public-url, for others; then create the invite anew"
 )
 UNENCRYPTED = (
     "workers accept this link within a local network only, as it is not encrypted: set COMPUTESHARE_PUBLIC_URL to an "
     "https:// address of this control plane (a tunnel's will do), and restart it"
 )
+LAN = "computeshare up --lan"
 InviteId = Annotated[str, Path(max_length=64)]
 Code = Annotated[str, Path(max_length=100, description="last part of the invite's link")]
 
@@ -46,6 +47,7 @@ def create_invite(body: InviteRequest, service: InvitesDep, request: Request, re
         new_machine=_new_machine(url, service),
         qr=segno.make(url, micro=False).svg_data_uri(scale=4, border=2, dark="#000", light="#fff"),
         note="; and ".join(filter(None, obstacles)) or None,
+        remedy=LAN if alone else None,
     )
 
 

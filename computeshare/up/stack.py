@@ -34,6 +34,7 @@ from computeshare.settings import EVERYWHERE, RunFile, Settings, login_path
 from computeshare.terminal.command import REMOVED
 from computeshare.types import ENDED
 from computeshare.up.embedded_broker import EmbeddedBroker, Place, can_listen, free_port, is_server, stop_process
+from computeshare.up.lan_address import lan_address
 
 READY_S = 120.0
 SHORT_LIVES = 3
@@ -49,6 +50,7 @@ NAMELESS = (
     "That link is for this machine. With COMPUTESHARE_URL set to the address that others know it by, as "
     "http://studio.local:8000, links are for them, too."
 )
+INVITING = "computeshare workers invite prints the line for one"
 _LOG_BYTES = 10_000_000
 ROTATE_S = 5.0
 
@@ -69,11 +71,14 @@ class UpOptions:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_port: int | None = None
+    lan: bool = False
 
     def settings(self) -> Settings:
         """The settings, with these options in place of variables. Raises SettingsError."""
         names = ("home", "public_url", "tls", "tls_cert", "tls_key", "tls_port")
         settings = Settings.given(**{name: getattr(self, name) for name in names})
+        if self.lan:
+            settings = self._on_the_network(settings)
         public = settings.resolve_public_url()
         if (settings.tls or settings.tls_cert) and not (public and public.startswith("https:")):
             raise SettingsError(
@@ -81,6 +86,13 @@ class UpOptions:
                 "reach this one"
             )
         return settings
+
+    def _on_the_network(self, settings: Settings) -> Settings:
+        """The settings for machines on the same network: HTTPS with a certificate made here, which invites pin."""
+        if self.public_url or self.tls_cert:
+            raise SettingsError("--lan chooses address and certificate itself: leave out --public-url and --tls-cert")
+        url = f"https://{lan_address()}:{settings.tls_port}"
+        return settings.model_copy(update={"public_url": url, "tls": "self", "tls_cert": None, "tls_key": None})
 
 
 class Handle(Protocol):
@@ -404,6 +416,8 @@ def up(options: UpOptions) -> int:
         wait_until_ready(stack, stop)
         if not stop.is_set():
             print(f"ComputeShare is ready: {stack.login_url(stack.settings.url)}", flush=True)
+            if options.lan:
+                print(f"Machines on this network join at {stack.settings.public_url}: {INVITING}", flush=True)
             if options.host in EVERYWHERE and not stack.settings.url:
                 print(NAMELESS, file=sys.stderr, flush=True)
         stop.wait()

@@ -21,13 +21,25 @@ async function make() {
     part("problem").textContent = `No invite was created: ${error.message}`;
     return;
   }
+  clearInterval(timer);
+  part("made").hidden = Boolean(invite.note);
+  part("obstacle").hidden = !invite.note;
+  if (invite.note) explain();
+  else offer();
+}
+
+// Why nobody could join by it, and what to do instead.
+function explain() {
+  part("note").textContent = invite.note;
+  part("remedy").textContent = invite.remedy;
+  part("instead").hidden = !invite.remedy;
+}
+
+function offer() {
   part("command").textContent = invite.command;
   [part("new").textContent, part("pipx").textContent] = invite.new_machine;
   part("qr").src = invite.qr;
-  part("note").textContent = invite.note ? `This invite does not work on other machines yet: ${invite.note}.` : "";
-  part("made").hidden = false;
   show();
-  clearInterval(timer);
   timer = setInterval(look, LOOK_MS);
 }
 

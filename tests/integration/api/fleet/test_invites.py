@@ -224,7 +224,7 @@ def test_all_that_keeps_another_machine_from_joining_is_said_at_once(tmp_path: P
         client.headers["authorization"] = "Bearer secret"
         notes = {host: client.post(f"http://{host}/v1/invites", json={}).json()["note"] for host in OWN_NAMES}
     assert notes["studio.local"] is None
-    assert "--host 0.0.0.0" in notes["localhost"]
+    assert "--lan" in notes["localhost"]
     settings = settings.model_copy(update={"url": "http://home.example", "public_redis_url": "redis://127.0.0.1:6379"})
     with TestClient(create_app(settings)) as client:
         client.headers["authorization"] = "Bearer secret"
