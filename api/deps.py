@@ -13,6 +13,7 @@ from api.broker import Broker
 from api.database import Database
 from api.datasets.samples import Samples
 from api.datasets.service import Datasets
+from api.fleet.contributions import Contributions
 from api.fleet.invites import InviteService
 from api.fleet.service import Fleet
 from api.gateway.app import gateway_of
@@ -92,6 +93,7 @@ class Services:
         self.shared_feeds = Feeds(self.jobs, self.history, self._is_stopping, shared_json, shared_event)
         self.logs = Logs(self.database)
         self.forks = Forks(self.jobs, self.history, settings.artifacts_dir)
+        self.contributions = Contributions(self.database)
         self.fleet = Fleet(self.database, self.broker, self.control.wake)
         certificate = Certificate.of(settings)
         self.invites.fingerprint = certificate.fingerprint if certificate else ""
@@ -146,6 +148,7 @@ InvitesDep = Annotated[InviteService, _one("invites")]
 TokensDep = Annotated[Tokens, _one("tokens")]
 LinksDep = Annotated[Links, _one("links")]
 AuditDep = Annotated[AuditLog, _one("audit")]
+ContributionsDep = Annotated[Contributions, _one("contributions")]
 FleetDep = Annotated[Fleet, _one("fleet")]
 WebhooksDep = Annotated[WebhookService, _one("webhooks")]
 DatasetsDep = Annotated[Datasets, _one("datasets")]

@@ -72,7 +72,7 @@ _Editable: Any = create_model("_Editable", **_CHANGES)
 
 
 class JobChange(_Editable):
-    """Changes of a job: at least one field. Name and notes can always change, other fields until the job ends."""
+    """Changes of a job: at least one field. Name, notes and tags can always change, other fields until the job ends."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -388,6 +388,22 @@ class JobWorkerList(_Answer):
     exchanges: list[ExchangePublic] = Field([], description="who averaged with whom, with strategy gossip")
 
 
+class Contribution(_Answer):
+    """What a machine has contributed to all jobs that were not deleted."""
+
+    name: str = Field(description="of the machine; its workers have new ids after each start")
+    device: str = Field(description="the one that it last computed with")
+    samples: int = Field(description="samples counted for it")
+    share: float = Field(description="fraction of the samples of all machines, 0 to 1")
+    hours: float = Field(description="hours that it took part in jobs, summed over its workers")
+    jobs: int
+    last_seen: Instant
+
+
+class ContributionList(_Answer):
+    items: list[Contribution]
+
+
 class QueuedJobPublic(_Answer):
     """A job that wants workers of a queue."""
 
@@ -453,6 +469,7 @@ class InviteCreated(InvitePublic):
     )
     qr: str = Field(description="the link as a QR code: an SVG image in a data URI")
     note: str | None = Field(description="why other machines may not be able to join; null if there is no problem")
+    remedy: str | None = Field(description="a command that starts the control plane so that they can")
 
 
 class WorkerRelease(_Answer):

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
 
-from api.deps import FleetDep
-from api.schemas import QueueList, WorkerList, WorkerPublic
+from api.deps import ContributionsDep, FleetDep
+from api.schemas import ContributionList, QueueList, WorkerList, WorkerPublic
 
 router = APIRouter(prefix="/v1", tags=["workers"])
 
@@ -18,6 +18,12 @@ def list_workers(
 ) -> WorkerList:
     """The workers that are online; with `offline`, also the workers seen in the last 30 days."""
     return service.workers(offline)
+
+
+@router.get("/workers/contributions")
+def list_contributions(service: ContributionsDep) -> ContributionList:
+    """What each machine has contributed to all jobs, most samples first; the figures are a minute old at most."""
+    return service.list()
 
 
 @router.post("/workers/{worker}/drain", status_code=202)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import case, func
+from sqlalchemy import case, func, select
 from sqlmodel import col
 
 from api.tables import Job
@@ -41,11 +41,12 @@ ORDERS: Mapping[JobSort, Order] = {
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A filter of jobs: by statuses (empty: any), by queue, and by a text that the title contains or the id equals."""
+    """A filter of jobs: by statuses (empty: any), queue, a text that the title contains or the id equals, and tag."""
 
     statuses: Sequence[JobStatus] = ()
     queue: str | None = None
     search: str = ""
+    tag: str = ""
 
     def among(self, query: Any) -> Any:
         """The `Select` of jobs with this filter applied."""
@@ -55,4 +56,7 @@ class Chosen:
             query = query.where(col(Job.queue) == self.queue)
         if text := self.search.strip().casefold():
             query = query.where((func.instr(func.casefold(_TITLE), text) > 0) | (text == _ID))
+        if self.tag:
+            tags = func.json_each(_SPEC, "$.tags").table_valued("value")
+            query = query.where(select(tags.c.value).where(tags.c.value == self.tag).exists())
         return query

@@ -83,12 +83,14 @@ def list_jobs(
     status: Annotated[list[JobStatus | Literal[""]] | None, Query(description="may be repeated")] = None,
     queue: Annotated[str | None, Query(max_length=64)] = None,
     search: Annotated[str, Query(max_length=100, description="part of the title, in any case; or an id")] = "",
+    tag: Annotated[str, Query(max_length=30, description="one of the job's tags")] = "",
     sort: Annotated[JobSort, Query(description="accuracy: best first; updated: latest first")] = "newest",
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> JobPage:
     """Jobs, newest first unless `sort` gives another order; a cursor is valid for its own order only."""
-    return service.list(Chosen([one for one in status or () if one], queue, search), cursor, limit, sort)
+    chosen = Chosen([one for one in status or () if one], queue, search, tag)
+    return service.list(chosen, cursor, limit, sort)
 
 
 @router.get("/{job_id}")
@@ -99,8 +101,8 @@ def show_job(job_id: JobId, service: JobsDep) -> JobPublic:
 
 @router.patch("/{job_id}")
 def change_job(job_id: JobId, change: JobChange, service: JobsDep) -> JobPublic:
-    """Change a job's name or notes, or, until it ends, its other editable fields, such as its priority. A new priority
-    moves workers between jobs within seconds.
+    """Change a job's name, notes or tags, or, until it ends, its other editable fields, such as its priority. A new
+    priority moves workers between jobs within seconds.
     """
     return service.update(job_id, **change.changes)
 

@@ -391,6 +391,7 @@ def _edit(session: Session, job: Job, field: str, value: Any) -> bool:
     whether it was another.
     """
     before = job.spec.get(field, JobSpec.model_fields[field].default)
+    before = list(before) if isinstance(before, tuple) else before  # as JSON has it
     if value == before:
         return False
     job.spec = {**job.spec, field: value}

@@ -6,7 +6,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from computeshare.cli import data, queues, recipes, tokens, webhooks, workers
+from computeshare.cli import control_plane, data, queues, recipes, tokens, webhooks, workers
 from computeshare.cli.connection import Home, Json, Url, settings
 from computeshare.cli.export import export
 from computeshare.cli.generate import generate
@@ -26,6 +26,13 @@ app.add_typer(queues.app, name="queues")
 app.add_typer(data.app, name="data")
 app.add_typer(tokens.app, name="tokens")
 app.add_typer(recipes.app, name="recipes")
+app.command()(control_plane.status)
+app.command("open")(control_plane.open_pages)
+app.command(
+    "worker",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
+)(control_plane.worker)
 app.command()(tokens.audit)
 app.command()(export)
 app.command()(predict)
@@ -53,6 +60,9 @@ def up(
             metavar="URL", show_default=False, help="Address for invited machines, https://HOST; they use its gateway."
         ),
     ] = None,
+    lan: Annotated[
+        bool, typer.Option("--lan", help="Let machines on this network join, over HTTPS with a certificate made here.")
+    ] = False,
     tls: Annotated[
         str | None,
         typer.Option(metavar="self", show_default=False, help="self: serve HTTPS, too, with a certificate made here."),
@@ -69,7 +79,7 @@ def up(
     from computeshare.up import stack
 
     https: dict[str, Any] = {"tls": tls, "tls_cert": tls_cert, "tls_key": tls_key, "tls_port": tls_port}
-    options = stack.UpOptions(host, port, workers, queue, home, public_url, **https)
+    options = stack.UpOptions(host, port, workers, queue, home, public_url, lan=lan, **https)
     raise typer.Exit(stack.up(options))
 
 

@@ -34,6 +34,24 @@ def list_workers(
 
 
 @app.command()
+def contributions(url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """Show what each machine has contributed to all jobs."""
+    with connect(url, home) as client:
+        found = client.contributions()
+    if as_json:
+        print_json({"items": found})
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("Machine", overflow="fold")
+    for heading in ("Share", "Samples", "Hours", "Jobs"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in found:
+        counted = (f"{one['samples']:,}", f"{one['hours']:,.1f}", str(one["jobs"]))
+        table.add_row(Text(plain(one["name"])), f"{100 * one['share']:.0f} %", *counted)
+    console().print(table)
+
+
+@app.command()
 def drain(worker: Worker, url: Url = None, home: Home = None, as_json: Json = False) -> None:
     """Give a worker no more work, even after a restart, until it is undrained. It finishes its work unit first."""
     with connect(url, home) as client:
@@ -89,10 +107,12 @@ def invite(
     until = parse_time(made["expires_at"])
     when = f" until {until.astimezone():%Y-%m-%d %H:%M}" if until else ""
     with_uv, with_pipx = map(plain, made["new_machine"])
-    lines = [with_uv, f"run this on the other machine, which needs uv and nothing else; the link works once{when}"]
-    lines += [f"with pipx: {with_pipx}", f"where ComputeShare is installed: {plain(made['command'])}"]
+    lines: list[str] = []
     if made["note"]:
-        lines.append(f"but {plain(made['note'])}")
+        lines.append(f"no other machine can join yet: {plain(made['note'])}")
+        lines += [plain(made["remedy"])] if made.get("remedy") else []
+    lines += [with_uv, f"run this on the other machine, which needs uv and nothing else; the link works once{when}"]
+    lines += [f"with pipx: {with_pipx}", f"where ComputeShare is installed: {plain(made['command'])}"]
     console().print("\n".join(lines), markup=False, soft_wrap=True)
     if qr:
         import segno

@@ -78,6 +78,7 @@ class Jobs:
         limit: int | None = 50,
         search: str | None = None,
         sort: JobSort | None = None,
+        tag: str | None = None,
     ) -> JobList:
         """Jobs, newest first.
 
@@ -87,9 +88,11 @@ class Jobs:
             limit: most jobs to return; None: all.
             search: only jobs whose title contains this text (in upper or lower case) or whose id is this text.
             sort: another order: `oldest`, `name`, `accuracy` (the best first) or `updated` (the latest first).
+            tag: only jobs with this tag.
         """
         statuses = (status,) if isinstance(status, str) else status
-        return JobList(tuple(self._job(found) for found in self._client.jobs(statuses, queue, limit, search, sort)))
+        found = self._client.jobs(statuses, queue, limit, search, sort, tag)
+        return JobList(tuple(self._job(one) for one in found))
 
     def _job(self, document: Any) -> Job:
         return Job(document, self._client, self._cache)

@@ -14,7 +14,7 @@ from computeshare.jobspec.tasks.stored import is_language_model, subject_of
 from computeshare.tasks.usage import Usage
 from computeshare.types import plain
 
-LEFT_OUT = ("queue", "priority", "notes", "requires", "prefers", "recipe_facts")
+LEFT_OUT = ("queue", "priority", "notes", "tags", "requires", "prefers", "recipe_facts")
 """Fields of a job that say nothing of its model, or are as long as the model."""
 
 

@@ -11,12 +11,13 @@ _BRANCH = re.compile(r"literal\[.*\]|constrained-\w+|int|float|str|bool")
 """What pydantic puts into an error's place to name a branch of a union, which is no field of anybody's."""
 _OBJECT = "send a JSON object"
 _IN_JSON = {
+    "missing": "must be given",
     "tuple_type": "send a JSON list",
     "dict_type": _OBJECT,
     "model_type": _OBJECT,
     "model_attributes_type": _OBJECT,
 }
-"""What to say in place of pydantic's messages about Python's types, by the type of error."""
+"""What to say in place of pydantic's messages, by the type of error."""
 
 
 class Part(BaseModel):

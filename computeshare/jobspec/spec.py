@@ -61,6 +61,7 @@ def check_queue(name: str) -> None:
 
 
 LONGEST_NAME = 100
+Tag = Annotated[str, Field(pattern=r"^[\w.+-]{1,30}$")]
 JobName = Annotated[str, Field(max_length=LONGEST_NAME), AfterValidator(checked_name)]
 
 
@@ -293,6 +294,13 @@ class JobSpec(Part):
     )
     stop: Stop | None = Field(None, description="early stopping, by the scores of versions; null: none")
     keep: KeepPolicy = KeepPolicy()
+    tags: Annotated[tuple[Tag, ...], Control(MORE, change="always")] = Field(
+        (),
+        strict=False,
+        max_length=20,
+        title="Tags",
+        description="words to find the job by, such as baseline; they do not affect training",
+    )
     notes: Annotated[str, Control(MORE, change="always", lines=4)] = Field(
         "", max_length=2000, title="Notes", description="free text; does not affect training"
     )

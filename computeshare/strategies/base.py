@@ -120,7 +120,7 @@ class Strategy(Part):
     units; a kind overrides the differences. All methods are pure.
     """
 
-    kind: Annotated[str, Control(ROUND, None)] = Field(title="Strategy")
+    kind: Annotated[str, Control(ROUND, "--strategy")] = Field(title="Strategy")
     backup: bool = Field(True, description="when no micro-batch is free, give a slow one to a second worker too")
 
     # The JobSpec

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
+import typer.main
 from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
@@ -65,8 +66,10 @@ def run(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
         arguments: as on the command line, without the program's name; default: this process's arguments.
     Returns: the exit code.
     """
+    command = typer.main.get_command(app)
+    _leave_out_flag_types(command)
     try:
-        app(args=arguments)
+        command(args=arguments)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except ComputeShareError as error:
@@ -78,6 +81,16 @@ def run(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
         report("\n".join(f"COMPUTESHARE_{name.upper()}: {message}" for name, message in validation_errors(error)))
         return USAGE
     return 0
+
+
+def _leave_out_flag_types(command: Any) -> None:
+    """Have the help of a command, and of those below it, show no type beside a flag, which takes no value."""
+    shown_by = command.get_help_option(typer.Context(command))  # which the command keeps
+    for option in (*command.params, *filter(None, [shown_by])):
+        if getattr(option, "is_bool_flag", False) and option.metavar is None:
+            option.metavar = ""
+    for below in getattr(command, "commands", {}).values():
+        _leave_out_flag_types(below)
 
 
 def run_command(function: Callable[..., Any]) -> None:

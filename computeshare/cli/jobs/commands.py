@@ -65,6 +65,7 @@ def list_jobs(
     search: Annotated[
         str | None, typer.Option(help="Only jobs with this text in their name, or with this id.", show_default=False)
     ] = None,
+    tag: Annotated[str | None, typer.Option(help="Only jobs with this tag.", show_default=False)] = None,
     sort: Annotated[
         JobSort | None,
         typer.Option(help="Order. accuracy: best first; updated: latest first.", show_default="newest"),
@@ -76,12 +77,12 @@ def list_jobs(
 ) -> None:
     """List jobs, newest first."""
     with connect(url, home) as client:
-        jobs = list(client.jobs(state or (), queue, limit or None, search, sort))
+        jobs = list(client.jobs(state or (), queue, limit or None, search, sort, tag))
     if as_json:
         print_json({"items": jobs})
     elif jobs:
         console().print(job_table(jobs, datetime.now(UTC)))
-    elif state or queue or search:
+    elif state or queue or search or tag:
         console().print("no job matches")
     else:
         console().print("no jobs here; create one: computeshare jobs create --dataset digits --model mlp", markup=False)

@@ -32,6 +32,15 @@ def create(
             help="Set any field, as JSON: --set optimizer.weight_decay=0.0005. May be repeated.",
         ),
     ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            show_default=False,
+            help="Samples per round, of all workers together; sets --micro-batch, one of the round's parts.",
+            rich_help_panel="The job",
+        ),
+    ] = None,
     spec: Annotated[
         str | None,
         typer.Option(
@@ -64,6 +73,10 @@ def create(
     computeshare jobs create --recipe net.py --arg width=128 --watch
     """
     document = spec_options.build(_read(spec) if spec else {}, flags, setting or [])
+    if batch_size:
+        if flags.get("micro_batch"):
+            raise SpecError("give --batch-size or --micro-batch, not both")
+        document = spec_options.with_batch_size(document, batch_size)
     if choice := choice_of(recipe, arg or (), folder, document):
         document = {"name": name_of(choice.source)[:LONGEST_NAME], **document, **choice.fields}
     checked = spec_options.check(document)

@@ -18,6 +18,7 @@ from computeshare.errors import SpecError
 from computeshare.jobspec.documents.fields import JobField, job_fields, listed
 from computeshare.jobspec.machine_needs import parse_need
 from computeshare.jobspec.spec import JobSpec, fields_beside
+from computeshare.strategies.registry import implied_by
 from computeshare.terminal.command import validation_errors
 
 Document = dict[str, Any]
@@ -88,7 +89,7 @@ def build(document: Document, flags: Mapping[str, Any], settings: Sequence[str])
         document: from `--spec`; left unchanged.
         flags: dotted field to value; None for a flag not given.
         settings: `FIELD=VALUE` each, from `--set`.
-    A new `optimizer.name` starts from that optimizer's defaults; without a name, optimizer arguments change the
+    A new `optimizer.name` or `strategy.kind` starts from its own defaults; without one, optimizer arguments change the
     document's optimizer.
     Raises: SpecError.
     """
@@ -97,9 +98,35 @@ def build(document: Document, flags: Mapping[str, Any], settings: Sequence[str])
     changes += [parse_setting(text) for text in settings]
     if any(path == "optimizer.name" for path, _ in changes):
         built.pop("optimizer", None)
+    kinds = [value for path, value in changes if path == "strategy.kind"]
+    if kinds and kinds[-1] != strategy_of(built).get("kind"):  # its fields are another kind's
+        built.pop("strategy", None)
     for path, value in changes:
         put(built, path, value)
     return built
+
+
+def with_batch_size(document: Document, size: int) -> Document:
+    """The document with as many samples per micro-batch as make a round of `size` samples; where the strategy sets the
+    length of a round by itself, a step of `size` samples.
+
+    Raises: SpecError: the round's micro-batches cannot share the samples equally.
+    """
+    field = "micro_batches_per_round"
+    of_its_own = field in implied_by(strategy_of(document))
+    parts = 1 if of_its_own else document.get(field, JobSpec.model_fields[field].default)
+    if not isinstance(parts, int) or parts < 1 or size % parts:
+        raise SpecError(
+            f"--batch-size {size} cannot be shared equally by the {parts} micro-batches of a round: give a multiple of "
+            f"{parts}, or another --micro-batches-per-round"
+        )
+    return {**document, "micro_batch": size // parts}
+
+
+def strategy_of(document: Document) -> Document:
+    """The document's strategy, as far as it has one."""
+    found = document.get("strategy")
+    return found if isinstance(found, dict) else {}
 
 
 def check(document: Document) -> JobSpec:

@@ -99,14 +99,17 @@ class Client:
         limit: int | None = None,
         search: str | None = None,
         sort: JobSort | None = None,
+        tag: str | None = None,
     ) -> Iterator[Job]:
         """Yield jobs newest first, `limit` of them or all; further pages are fetched on demand.
 
         Args:
             search: only jobs whose title contains this text (in upper or lower case) or whose id is this text.
             sort: another order: `oldest`, `name`, `accuracy` (the best first) or `updated` (the latest first).
+            sort: another order: `oldest`, `name`, `accuracy` (the best first) or `updated` (the latest first).
+            tag: only jobs with this tag.
         """
-        filters = {"status": list(statuses) or None, "queue": queue, "search": search, "sort": sort}
+        filters = {"status": list(statuses) or None, "queue": queue, "search": search, "sort": sort, "tag": tag}
         return self._requests.listed("/v1/jobs", filters, limit)
 
     def show(self, job_id: str) -> Job:
@@ -159,6 +162,10 @@ class Client:
     def fleet(self, offline: bool = False) -> list[dict[str, Any]]:
         """The workers that are online; with `offline`, also the workers seen in the last 30 days."""
         return items(self._requests.repeatable("GET", "/v1/workers", params={"offline": offline}))[0]
+
+    def contributions(self) -> list[dict[str, Any]]:
+        """What each machine has contributed to all jobs, most samples first."""
+        return items(self._requests.repeatable("GET", "/v1/workers/contributions"))[0]
 
     def drain(self, worker_id: str) -> dict[str, Any]:
         """Give a worker no further work; it finishes its current work unit."""

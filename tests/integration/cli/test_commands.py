@@ -220,13 +220,14 @@ def test_an_invite_made_at_the_command_line_lets_one_machine_in(
     client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(app, ["workers", "invite", "--queue", "lab"]) == 0
-    with_uv, until_when, with_pipx, installed, note = capsys.readouterr().out.splitlines()
+    note, remedy, with_uv, until_when, with_pipx, installed = capsys.readouterr().out.splitlines()
     typed = installed.partition(": ")[2]
     program, join_flag, link = typed.split()
     assert (program, join_flag) == ("computeshare-worker", "--join")
     assert with_uv.startswith("uvx --from http://") and with_uv.endswith(f".whl {typed}")
     assert with_pipx.startswith("with pipx: pipx run --spec http://") and with_pipx.endswith(f".whl {typed}")
-    assert "works once until 20" in until_when and note.startswith("but ")  # the broker is this machine's alone
+    assert "works once until 20" in until_when and note.startswith("no other machine can join yet: ")
+    assert remedy == "computeshare up --lan"
     joined = invite.join(link, "mac", tmp_path)
     assert joined.queue == "lab" and not joined.redis_url
     assert joined.gateway and joined.gateway.url == f"{client.url}/v1/gateway"
@@ -237,7 +238,7 @@ def test_an_invites_link_is_shown_as_a_qr_code_on_request(client: Client, capsys
     assert run(app, ["workers", "invite", "--qr"]) == 0
     shown = capsys.readouterr().out.splitlines()
     code = [line for line in shown if "▀" in line or "▄" in line]
-    assert len(code) > 15 and shown[0].startswith("uvx --from http://")
+    assert len(code) > 15 and shown[2].startswith("uvx --from http://")
 
 
 def test_invites_are_listed_and_withdrawn_at_the_command_line(

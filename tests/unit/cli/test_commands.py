@@ -212,6 +212,63 @@ def test_create_sends_what_was_given_and_prints_id_and_page(
     assert server.requests[0].headers["Idempotency-Key"] == "k"
 
 
+def test_create_takes_the_strategy_and_the_batch_size_by_the_names_that_people_try(server: FakeServer) -> None:
+    server.on("POST /v1/jobs", Answer(job(), 201))
+    words = ["jobs", "create", "--dataset", "digits", "--model", "mlp", "--strategy", "local", "--batch-size", "64"]
+    assert run(app, words) == 0
+    sent = {"dataset": "digits", "model": "mlp", "strategy": {"kind": "local"}, "micro_batch": 64}
+    assert json.loads(server.requests[0].body) == sent
+    assert run(app, [*words, "--micro-batch", "8"]) == 2
+
+
+@pytest.mark.parametrize("words", [["--help"], ["jobs", "pause", "--help"], ["up", "--help"]], ids=" ".join)
+def test_the_help_shows_no_type_beside_a_flag(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, words) == 0
+    said = capsys.readouterr().out
+    assert "--help" in said and "bool" not in said.lower()
+
+
+def test_the_status_tells_workers_and_jobs_by_state(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.on("GET /v1/workers?offline=false", Answer({"items": [{"job_id": "ab12cd34"}, {"job_id": None}]}))
+    jobs = [job(status="paused"), job(), job(status="paused")]
+    server.on(
+        "GET /v1/jobs?status=running&status=queued&status=paused&limit=100",
+        Answer({"items": jobs, "next_cursor": None}),
+    )
+    assert run(app, ["status"]) == 0
+    said = capsys.readouterr().out
+    for told in (f"{server.url}, running", "2 online, 1 idle", "1 running, 2 paused"):
+        assert told in said
+    assert run(app, ["status", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {
+        "url": server.url,
+        "workers": {"online": 2, "at_work": 1},
+        "jobs": {"running": 1, "paused": 2},
+    }
+    assert run(app, ["status", "--url", "http://127.0.0.1:1"]) == 3
+
+
+def test_open_hands_the_browser_a_private_file_that_leads_to_the_page(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or False)
+    assert run(app, ["open", "ab12cd34", "--home", str(tmp_path)]) == 0
+    link = capsys.readouterr().out.strip()
+    assert link.startswith(f"{server.url}/login?key=") and link.endswith("&next=/jobs/ab12cd34")
+    page = tmp_path / "open.html"
+    assert opened == [page.as_uri()] and page.stat().st_mode & 0o077 == 0
+    assert link.replace("&", "&amp;") in page.read_text()
+
+
+def test_worker_is_the_command_of_the_worker_with_its_options() -> None:
+    done = subprocess.run([*CLI, "worker", "--version"], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"computeshare {__version__}\n")
+    asked = subprocess.run([*CLI, "worker", "--help"], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "--only-on-power" in asked and "bool" not in asked.lower()
+
+
 @pytest.mark.parametrize("source", ["job.json", "-"])
 def test_create_reads_a_spec_from_a_file_or_standard_input(
     server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, source: str
@@ -229,7 +286,7 @@ def test_create_reads_a_spec_from_a_file_or_standard_input(
     ("arguments", "message"),
     [
         ("--dataset digits --model lenet5", "model lenet5 needs an input of at least"),
-        ("--dataset digits", "model: Field required"),
+        ("--dataset digits", "model: must be given"),
         ("--dataset digits --model mlp --rounds 1 --epochs 1", "give rounds or epochs, not both"),
         ("--spec none.json", "--spec none.json cannot be read"),
         ("--dataset digits --model mlp --lr much", "--lr"),

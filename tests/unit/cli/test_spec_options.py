@@ -148,3 +148,34 @@ def test_a_file_in_yaml_has_jsons_types() -> None:
 def test_a_wrong_file_in_yaml_is_named(text: str, said: str) -> None:
     with pytest.raises(SpecError, match=said):
         spec_options.parse(text, "job.yml")
+
+
+@pytest.mark.parametrize(
+    ("document", "size", "micro_batch"),
+    [
+        ({}, 128, 32),
+        ({"micro_batches_per_round": 2}, 128, 64),
+        ({"strategy": {"kind": "local"}}, 128, 128),
+        ({"strategy": {"kind": "async", "buffer": 3}}, 128, 128),
+        ({"strategy": {"kind": "signsgd"}}, 8, 2),
+    ],
+)
+def test_a_batch_size_is_that_of_a_round_or_of_a_step_of_what_sets_its_round_itself(
+    document: dict[str, object], size: int, micro_batch: int
+) -> None:
+    built = spec_options.with_batch_size({**BASE, **document}, size)
+    assert built == {**BASE, **document, "micro_batch": micro_batch}
+    assert spec_options.check(built).micro_batch == micro_batch
+
+
+def test_a_batch_size_that_the_micro_batches_cannot_share_is_refused() -> None:
+    with pytest.raises(SpecError, match="--batch-size 10 cannot be shared equally by the 4 micro-batches"):
+        spec_options.with_batch_size(BASE, 10)
+
+
+def test_another_strategy_starts_from_its_own_defaults() -> None:
+    document = {**BASE, "strategy": {"kind": "local", "inner_steps": 50}}
+    assert spec_options.build(document, {"strategy.kind": "async"}, [])["strategy"] == {"kind": "async"}
+    assert spec_options.build(document, {"strategy.kind": "local"}, [])["strategy"] == document["strategy"]
+    built = spec_options.build(BASE, {"strategy.kind": "local"}, ["strategy.inner_steps=7"])
+    assert built["strategy"] == {"kind": "local", "inner_steps": 7}

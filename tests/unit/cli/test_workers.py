@@ -127,7 +127,11 @@ def invited(**changes: Any) -> dict[str, Any]:
 def test_an_invite_is_a_command_to_type_elsewhere_and_says_until_when(
     server: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server.on("POST /v1/invites", Answer(invited(), 201), Answer(invited(note="nobody reaches\x1b the broker"), 201))
+    server.on(
+        "POST /v1/invites",
+        Answer(invited(), 201),
+        Answer(invited(note="nobody reaches\x1b the broker", remedy="computeshare up --lan"), 201),
+    )
     assert run(app, ["workers", "invite", "--queue", "lab", "--minutes", "60"]) == 0
     until = datetime(2026, 1, 1, 13, tzinfo=UTC).astimezone()
     assert capsys.readouterr().out.splitlines() == [
@@ -139,7 +143,9 @@ def test_an_invite_is_a_command_to_type_elsewhere_and_says_until_when(
     ]
     assert json.loads(server.requests[0].body) == {"queue": "lab", "minutes": 60}
     assert run(app, ["workers", "invite"]) == 0
-    assert capsys.readouterr().out.splitlines()[4] == "but nobody reaches\N{REPLACEMENT CHARACTER} the broker"
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == "no other machine can join yet: nobody reaches\N{REPLACEMENT CHARACTER} the broker"
+    assert second == "computeshare up --lan"
     assert json.loads(server.requests[1].body) == {"queue": "default", "minutes": 15}
     assert run(app, ["workers", "invite", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["url"] == invited()["url"]

@@ -56,14 +56,14 @@ def test_every_parameter_of_a_list_of_jobs_can_be_asked_for(tmp_path: Path) -> N
     body = change["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
     with serving() as server, Client(server.url, "secret") as client:
         first = {"items": [job()], "next_cursor": "more"}
-        query = "status=failed&queue=q&search=s&sort=name&limit=100"
+        query = "status=failed&queue=q&search=s&sort=name&tag=t&limit=100"
         server.on(f"GET /v1/jobs?{query}", Answer(first))
         server.on(f"GET /v1/jobs?{query}&cursor=more", Answer({"items": [], "next_cursor": None}))
-        assert len(list(client.jobs(["failed"], "q", None, "s", "name"))) == 1
+        assert len(list(client.jobs(["failed"], "q", None, "s", "name", "t"))) == 1
         asked = parse_qs(urlsplit(server.requests[-1].path).query).keys()
         server.on("PATCH /v1/jobs/ID", Answer(job()))
         client.rename("ID", "other")
-        client.edit("ID", {"notes": "another", "requires": {}, "prefers": {}})
+        client.edit("ID", {"notes": "another", "tags": [], "requires": {}, "prefers": {}})
         client.prioritise("ID", 1)
         sent = {name for request in server.asked("PATCH /v1/jobs/ID") for name in json.loads(request.body)}
     assert asked == told
