@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -130,6 +130,13 @@ def ledger_line(epoch: EpochPublic) -> str:
     return f"{line}, {count(epoch.reassigned)} reassigned"
 
 
+def polyline(values: Sequence[float]) -> str:
+    """The points of a small curve in a box of 100 by 30, the highest value at the top."""
+    low, high = min(values), max(values)
+    last, height = max(1, len(values) - 1), (high - low) or 1
+    return " ".join(f"{100 * n / last:.1f},{28 - 26 * (value - low) / height:.1f}" for n, value in enumerate(values))
+
+
 def unit_of(spec: dict[str, Any]) -> str:
     """The name of a job's work unit: `micro-batch`, or `work unit` with strategy `local`."""
     return stored(spec).lease
@@ -190,15 +197,20 @@ def _unfit(data: Data, name: Name) -> str:
 
 def _edited(data: Data, _name: Name) -> str:
     title = JobSpec.model_fields[data["field"]].title or data["field"]
-    before, after = (
-        ", ".join(need_texts(value)) if data["field"] in NEEDS else value for value in (data["before"], data["after"])
-    )
+    before, after = (_edit_text(data["field"], data[when]) for when in ("before", "after"))
     if not isinstance(after, str):
         return f"{title} changed from {before} to {after} by {data['by']}"
     if not after:
         return f'{title} "{brief(before)}" removed by {data["by"]}'
     how = f'changed from "{brief(before)}" to "{brief(after)}"' if before else f'set to "{brief(after)}"'
     return f"{title} {how} by {data['by']}"
+
+
+def _edit_text(field: str, value: Any) -> Any:
+    """A field's value before or after an edit, as text where it is a list."""
+    if field in NEEDS:
+        return ", ".join(need_texts(value))
+    return ", ".join(value) if isinstance(value, list) else value
 
 
 def brief(text: str) -> str:

@@ -1,7 +1,7 @@
 """Reads a job's history: series, ledger, versions, workers, checkpoints, events."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,7 @@ from api.schemas import (
     EpochPublic,
     EventPublic,
     ExchangePublic,
+    JobPublic,
     JobWorkerList,
     JobWorkerPublic,
     LedgerPublic,
@@ -55,6 +56,7 @@ from computeshare.types import ENDED, Token
 
 EPOCH = table(EpochStat)
 EVENTS_ON_PAGE = 200
+MOST_CURVES = 2000
 _EPOCH = ("epoch", "counted", "covered", "reassigned", "duplicates_refused")
 
 
@@ -72,6 +74,7 @@ class History:
     def __init__(self, database: Database, artifacts_dir: Path) -> None:
         self._database = database
         self._artifacts_dir = artifacts_dir
+        self._curves: dict[str, tuple[int | None, list[float]]] = {}
 
     def metrics(self, job_id: str, since: int = 0, points: int = 1000, until: int | None = None) -> Metrics:
         """The job's series: versions above `since`, up to `until`, thinned evenly to about `points` values each."""
@@ -89,6 +92,20 @@ class History:
         """
         with self._database.read() as session:
             return series.lowest_loss(session, job_id)
+
+    def curves(self, jobs: Sequence[JobPublic]) -> dict[str, list[float]]:
+        """Each job's scores over its versions, as a small curve; read again only once a further version was scored."""
+        if len(self._curves) > MOST_CURVES:
+            self._curves.clear()
+        found = {}
+        with self._database.read() as session:
+            for job in jobs:
+                scored, values = self._curves.get(job.id, (None, []))
+                if scored != job.scored_version:
+                    values = series.curve(session, job.id, job.metric)
+                    self._curves[job.id] = (job.scored_version, values)
+                found[job.id] = values
+        return found
 
     def csv(self, job_id: str) -> Iterator[str]:
         """The values of every version, as CSV text in pieces."""
@@ -272,9 +289,13 @@ class History:
         with self._database.read() as session:
             return [_event(row) for row in session.scalars(query.order_by(col(Event.id).desc()).limit(limit))]
 
-    def timeline_page(self, job_id: str, cursor: str | None = None) -> EventPage:
-        """A page of the whole timeline, including `version` events, newest first. Raises BadCursor, NotFound."""
+    def timeline_page(self, job_id: str, cursor: str | None = None, types: Collection[str] | None = None) -> EventPage:
+        """A page of the whole timeline, including `version` events, newest first; with `types`, of these events alone.
+        Raises BadCursor, NotFound.
+        """
         query = select(Event).where(col(Event.job_id) == job_id).order_by(col(Event.id).desc())
+        if types is not None:
+            query = query.where(col(Event.type).in_(types), TELLING)
         with self._database.read() as session:
             find(session, job_id)
             rows = page(session, query, (int,), cursor, EVENTS_ON_PAGE)

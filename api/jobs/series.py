@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -17,7 +17,7 @@ from api.projection import archive
 from api.schemas import Metrics, Point
 from api.stored_specs import scored_part
 from api.tables import Job, LedgerEntry, Score, VersionRow, table
-from computeshare.jobspec.tasks.facts import perplexity
+from computeshare.jobspec.tasks.facts import Metric, perplexity
 from computeshare.jobspec.tasks.stored import is_language_model
 from computeshare.strategies.registry import stored
 
@@ -31,6 +31,8 @@ CSV_ROWS = 2000
 OWN = "own_metrics."
 """Prefix of the columns of a recipe's own metrics."""
 DIGITS = 6
+CURVE_POINTS = 24
+"""Of the small curve beside a job in the list."""
 
 
 class Lowest(NamedTuple):
@@ -40,6 +42,7 @@ class Lowest(NamedTuple):
     value: float
 
 
+T = TypeVar("T")
 number = col(VersionRow.version)
 Row = dict[str, Any]
 Columns = dict[str, list[float | None]]
@@ -78,6 +81,13 @@ def lowest_loss(session: Session, job_id: str) -> Lowest | None:
     query = select(col(Score.version), loss).where(col(Score.job_id) == job_id, ~col(Score.voided), loss.is_not(None))
     row = session.execute(query.order_by(loss, col(Score.version)).limit(1)).one_or_none()
     return Lowest(row.version, row.loss) if row else None
+
+
+def curve(session: Session, job_id: str, metric: Metric) -> list[float]:
+    """The scores of all versions that stand, ascending, thinned evenly to `CURVE_POINTS`: accuracies or losses."""
+    value: Any = col(Score.accuracy) if metric == "accuracy" else col(Score.loss)
+    query = select(value).where(col(Score.job_id) == job_id, ~col(Score.voided), value.is_not(None))
+    return _thinned([row[0] for row in session.execute(query.order_by(col(Score.version)))], CURVE_POINTS)
 
 
 def as_csv(database: Database, job_id: str) -> Iterator[str]:
@@ -200,7 +210,7 @@ def _staleness(session: Session, job_id: str, rows: Sequence[Any]) -> dict[str, 
     return {token: value for token, value in found}  # noqa: C416 - rows are no pairs to mypy
 
 
-def _thinned(rows: list[Row], points: int) -> list[Row]:
+def _thinned(rows: list[T], points: int) -> list[T]:
     """About `points` of the rows, evenly spaced, including the last."""
     return rows[:: -max(1, -(-len(rows) // points))][::-1]
 

@@ -12,6 +12,7 @@ from api import text_format
 from api.deps import LogsDep, ServicesDep
 from api.jobs.series import Columns, Lowest
 from api.logs.view import log_view
+from api.pages.explanations import GROUPS
 from api.pages.page_response import PageRoute, ViewsDep, render
 from api.pages.views import elapsed_s
 from api.schemas import JobPublic
@@ -23,11 +24,13 @@ router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse,
 
 PARTS = {
     "notes": "parts/notes.html",
+    "tags": "parts/tags.html",
     "privacy": "parts/privacy.html",
     "actions": "parts/actions.html",
     "menu-actions": "parts/menu.html",
     "state": "parts/state.html",
     "started": "parts/started.html",
+    "outlook": "parts/outlook.html",
     "samples": "parts/samples.html",
     "workers": "parts/workers.html",
     "estimate": "parts/estimate.html",
@@ -133,15 +136,21 @@ def show_submissions(
 
 @router.get("/jobs/{job_id}/timeline")
 def show_timeline(
-    request: Request, views: ViewsDep, services: ServicesDep, job_id: str, cursor: str = ""
+    request: Request, views: ViewsDep, services: ServicesDep, job_id: str, cursor: str = "", events: str = ""
 ) -> HTMLResponse:
-    """The page of a job's whole timeline, including every version."""
+    """The page of a job's whole timeline, including every version, or of one group of its events."""
+    group = next((one for one in GROUPS if one == events), None)
     with views.snapshot():
         job, workers = services.jobs.show(job_id), services.history.workers(job_id).items
-        page = services.history.timeline_page(job_id, cursor or None)
+        page = services.history.timeline_page(job_id, cursor or None, GROUPS[group] if group else None)
     names = {one.id: one.name for one in workers if one.name}
-    older = f"?{urlencode({'cursor': page.next_cursor})}" if page.next_cursor else None
-    return render(request, "timeline.html", job=job, page=page, names=names, cursor=cursor, older=older)
+
+    def link(**query: str | None) -> str:
+        given = {name: value for name, value in ({"events": group} | query).items() if value}
+        return f"/jobs/{job_id}/timeline" + (f"?{urlencode(given)}" if given else "")
+
+    about: dict[str, Any] = {"names": names, "cursor": cursor, "link": link, "group": group, "groups": list(GROUPS)}
+    return render(request, "timeline.html", job=job, page=page, **about)
 
 
 def lowest_of(lowest: Lowest | None, job: JobPublic) -> str:

@@ -20,11 +20,12 @@ from api.errors import NotFound
 from api.jobs.cursors import BadCursor
 from api.pages import explanations
 from api.pages.shared_view import shared_events
-from api.pages.views import Views
+from api.pages.views import Views, elapsed_s
 
 
 def _views(services: ServicesDep) -> Views:
-    return Views(services.database, services.jobs, services.history, services.submissions, services.recipes)
+    parts = (services.jobs, services.history, services.submissions, services.recipes)
+    return Views(services.database, *parts, services.control.trouble)
 
 
 ViewsDep = Annotated[Views, Depends(_views)]
@@ -93,8 +94,13 @@ def _environment() -> Environment:
     )
     for words in (
         explanations.advice,
+        explanations.groups_of,
+        explanations.lacking,
+        explanations.may_help_to_retry,
+        explanations.runs,
         explanations.why,
         shared_events,
+        elapsed_s,
         text_format.ago,
         text_format.until,
         text_format.count,
@@ -107,6 +113,7 @@ def _environment() -> Environment:
         text_format.percent,
         text_format.score,
         text_format.plural,
+        text_format.polyline,
         text_format.rate,
         text_format.share,
         text_format.size,

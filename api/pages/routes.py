@@ -2,14 +2,14 @@
 themselves.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 from redis.exceptions import RedisError
 
-from api.deps import FleetDep
+from api.deps import ContributionsDep, FleetDep
 from api.jobs.job_list import Chosen
 from api.pages.page_response import PageRoute, ViewsDep, missing, render
 from api.pages.views import STATUSES
@@ -33,6 +33,7 @@ def show_jobs(
     status: str = "",
     queue: str = "",
     search: Annotated[str, Query(max_length=100)] = "",
+    tag: Annotated[str, Query(max_length=30)] = "",
     sort: str = "",
     cursor: str = "",
 ) -> HTMLResponse:
@@ -42,8 +43,8 @@ def show_jobs(
         return missing(request, f"There is no status {status!r}", f"Choose from {', '.join(STATUSES)}.")
     order = next((one for one in SORTS if one == sort), None)
     with views.snapshot():
-        view = views.jobs(Chosen([known] if known else (), queue or None, search), order, cursor or None)
-    asked = {"status": known or "", "queue": queue, "search": search, "sort": order or ""}
+        view = views.jobs(Chosen([known] if known else (), queue or None, search, tag), order, cursor or None)
+    asked = {"status": known or "", "queue": queue, "search": search, "tag": tag, "sort": order or ""}
 
     def link(**query: str) -> str:
         return "/?" + urlencode({name: value for name, value in (asked | query).items() if value})
@@ -52,12 +53,14 @@ def show_jobs(
 
 
 @router.get("/workers")
-def show_workers(request: Request, views: ViewsDep, fleet: FleetDep) -> HTMLResponse:
-    """The machines, online or not, and the queues that they serve."""
+def show_workers(request: Request, views: ViewsDep, fleet: FleetDep, contributions: ContributionsDep) -> HTMLResponse:
+    """The machines, online or not, the queues that they serve, and what each has contributed."""
     with views.snapshot():
         try:
             workers, queues, problem = fleet.workers(offline=True).items, fleet.queues().items, None
         except (BrokerError, RedisError, SettingsError) as error:
             workers, queues, problem = [], [], str(error)
         titles = {job_id: views.title(job_id) for job_id in {w.job_id for w in workers if w.job_id}}
-    return render(request, "workers.html", workers=workers, queues=queues, problem=problem, titles=titles)
+        helped = contributions.list().items
+    found: dict[str, Any] = {"workers": workers, "queues": queues, "titles": titles, "helped": helped}
+    return render(request, "workers.html", problem=problem, **found)

@@ -1,7 +1,7 @@
 """The data of the pages, combined from the services that read jobs, history and submissions."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
@@ -17,6 +17,7 @@ from api.jobs.job_list import Chosen
 from api.jobs.series import Columns, Lowest
 from api.jobs.service import Jobs
 from api.jobs.submissions import Spent, Submissions
+from api.pages.explanations import Step, first_steps, pace
 from api.recipes.schemas import RecipeDetail
 from api.recipes.service import Recipes
 from api.schemas import (
@@ -32,7 +33,7 @@ from api.schemas import (
     SamplePublic,
 )
 from api.stored_specs import plan_of
-from api.tables import Job
+from api.tables import ACTIVE, Job
 from api.text_format import rate
 from computeshare.strategies.registry import stored
 from computeshare.types import JobSort, JobStatus, Outcome, plain
@@ -56,6 +57,8 @@ class JobsView:
     next_cursor: str | None
     counts: dict[JobStatus, int]
     first: bool
+    curves: Mapping[str, Sequence[float]]
+    """By job: its scores over its versions."""
 
 
 SCORES = {"test_loss", "test_accuracy", "validation_loss", "validation_accuracy"}
@@ -102,6 +105,31 @@ class JobView:
     classes: ClassesPublic | None = None
     exchanges: Sequence[ExchangePublic] = ()
     """Who averaged with whom, where workers have weights of their own."""
+    trouble: str | None = None
+    """What keeps the control plane from running jobs."""
+
+    @property
+    def first_steps(self) -> list[Step]:
+        """What happens before the first version; empty for a job that has one, or has ended."""
+        if self.job.version or self.job.status not in ACTIVE:
+            return []
+        return first_steps(self.job, self.trouble)
+
+    @property
+    def pace(self) -> str:
+        """Why a running job is as fast as it is; empty: it does not run, or nothing was measured."""
+        if self.job.status != "running":
+            return ""
+        codec = self.job.spec["codec"]
+        up = codec["up"] if isinstance(codec, dict) else codec
+        return pace(self.spent, stored(self.job.spec), plan_of(self.job.spec).units_per_round, up)
+
+    @property
+    def to_download(self) -> CheckpointPublic | None:
+        """The checkpoint that a completed job is about: the best version's, else the newest; None: it has none."""
+        if self.job.status != "completed" or not self.checkpoints:
+            return None
+        return next((one for one in self.checkpoints if one.best), self.checkpoints[0])
 
     @property
     def outcomes(self) -> dict[str, int]:
@@ -170,10 +198,17 @@ class Views:
     """Reads the data of the pages. Methods that take a job's id raise NotFound, unless they say otherwise."""
 
     def __init__(
-        self, database: Database, jobs: Jobs, history: History, submissions: Submissions, recipes: Recipes
+        self,
+        database: Database,
+        jobs: Jobs,
+        history: History,
+        submissions: Submissions,
+        recipes: Recipes,
+        trouble: Callable[[], str | None],
     ) -> None:
+        """`trouble` tells what keeps the control plane from running jobs."""
         self._database, self._jobs, self._history, self._submissions = database, jobs, history, submissions
-        self._recipes = recipes
+        self._recipes, self._trouble = recipes, trouble
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -190,7 +225,9 @@ class Views:
             if not cursor:
                 ahead = self._jobs.list(replace(chosen, statuses=STATUSES[:1]), limit=MOST_RUNNING).items
         page = self._jobs.list(rest, cursor, PER_PAGE, sort or "newest")
-        return JobsView(ahead + page.items, page.next_cursor, self._counts(chosen), cursor is None)
+        found = ahead + page.items
+        curves = self._history.curves(found)
+        return JobsView(found, page.next_cursor, self._counts(chosen), cursor is None, curves)
 
     def job(self, job_id: str, table: bool, classes: bool = False) -> JobView:
         """The text and tables of a job's page; `rows`, the table "Plot data", and the scores by class of the best
@@ -215,6 +252,7 @@ class Views:
             spent=spent,
             estimate=self._submissions.estimate(job_id, spent) if job.status == "running" else None,
             classes=self._classes(job_id) if classes else None,
+            trouble=self._trouble(),
         )
 
     def _classes(self, job_id: str) -> ClassesPublic | None:

@@ -18,3 +18,9 @@ managing({ renamed: changedTo, deleted: () => location.assign("/") });
 notes(id, changedTo);
 sharing(id);
 logs(document.getElementById("logs"), id);
+
+let { status } = page.job;
+watch((job) => {
+  if (job.status === "failed" && status !== "failed") document.getElementById("logs").open = true;
+  status = job.status;
+});

@@ -2,6 +2,7 @@
 
 import { everySecond, refresher } from "./live.js";
 import { managing } from "./managing.js";
+import { many } from "./many.js";
 import "./menu.js";
 
 const PAUSE_MS = 250;
@@ -24,5 +25,6 @@ form?.addEventListener("submit", (event) => {
   clearTimeout(timer);
   find();
 });
+many(() => refresh(true));
 managing({ renamed: () => refresh(true), deleted: () => refresh(true) });
 everySecond(() => refresh());

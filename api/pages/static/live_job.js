@@ -77,6 +77,7 @@ function show() {
   for (const place of document.querySelectorAll("[data-metric]")) setText(place, loss(job.own_metrics?.[place.dataset.metric]));
   setText(document.getElementById("title"), job.title);
   field("bar").value = job.version;
+  document.getElementById("plots").hidden = !job.version; // nothing to draw yet
   document.querySelector("#updated time").dateTime = job.updated_at;
   const state = job.status === "running" ? FIELDS.done() : job.status[0].toUpperCase() + job.status.slice(1);
   document.title = `${state} · ${job.title} – ComputeShare`;

@@ -2,6 +2,7 @@
 
 /* global uPlot */
 import { count, duration, loss, percent, rate, size } from "./format.js";
+import "./plot_tools.js";
 import { smoothed } from "./series.js";
 
 const HEIGHT = 240;
@@ -10,9 +11,11 @@ const compact = new Intl.NumberFormat("en-US", { notation: "compact" });
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 const told = (value) => (_, at) => (at === null || at === undefined ? "–" : value(at));
+// A plot is as high as the screen where it has the whole of it.
+const heightOf = (place) => (place.closest(":fullscreen") ? Math.max(HEIGHT, innerHeight - 140) : HEIGHT);
 const tick = (value) => (at) => (at === null ? "" : value(at));
 
-const wholes = [...Array(9).keys()].flatMap((exponent) => [1, 2, 5].map((n) => n * 10 ** exponent));
+const wholes = [...Array(13).keys()].flatMap((exponent) => [1, 2, 5].map((n) => n * 10 ** exponent));
 const spans = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800];
 const ACROSS = {
   version: { label: "Version", value: count, tick: (at) => compact.format(at), incrs: wholes, least: 10 },
@@ -52,7 +55,7 @@ const PLOTS = {
       { name: "bytes_up", label: "Up", colour: "--train", smooth: true },
       { name: "bytes_down", label: "Down", colour: "--test", smooth: true, width: 1 },
     ],
-    value: size, range: fromZero, log: true,
+    value: size, range: fromZero, log: true, incrs: wholes,
   },
   staleness: {
     lines: [{ name: "staleness", label: "Staleness (versions)", colour: "--train", smooth: true }],
@@ -64,19 +67,23 @@ const PLOTS = {
   },
 };
 
+// Ticks say nothing where there is nothing to measure.
 const axis = (values, place) => ({
   stroke: colour("--muted"),
   grid: { stroke: colour("--line"), width: 1 },
   ticks: { show: false },
   font: "12px system-ui, sans-serif",
-  values: (_, ticks) => ticks.map(tick(values)),
+  values: (chart, ticks) => ticks.map(chart.data[0].length ? tick(values) : () => ""),
   ...place,
 });
+
+// Whether a line has one value only, of which nothing would be seen without a point.
+const isAlone = (chart, line) => chart.data[line].filter((value) => typeof value === "number").length === 1;
 
 // A line of a plot: thin where it is noisy, with points where there are few values.
 function stroke({ label, colour: name, dash, smooth, width }, value) {
   const paint = colour(name);
-  const points = smooth ? { show: false } : { show: true, size: 5, fill: paint };
+  const points = { show: smooth ? isAlone : true, size: 5, fill: paint };
   return { label, stroke: paint, width: width ?? (smooth ? 1 : 2), dash, points, value: told(value) };
 }
 
@@ -113,7 +120,7 @@ function options(plot, lines, view, width, span, zoomTo) {
       }],
     },
     scales: { x: { time: false, range: span }, y },
-    axes: [axis(across.tick, { size: 32, incrs: across.incrs, space: 64 }), axis(plot.tick ?? plot.value, { size: 62 })],
+    axes: [axis(across.tick, { size: 32, incrs: across.incrs, space: 64 }), axis(plot.tick ?? plot.value, { size: 62, incrs: plot.incrs })],
     series: [{ label: across.label, value: told(across.value) }, ...strokes(plot, lines, view)],
     legend: { markers: { width: 2 } },
   };
@@ -191,8 +198,9 @@ export function plots(linesOf, view, keepZoom) {
 
   const resized = new ResizeObserver((entries) => {
     for (const { target } of entries) {
-      const width = target.clientWidth;
-      if (width && width !== drawn.get(target).width) drawn.get(target).setSize({ width, height: HEIGHT });
+      const [width, height] = [target.clientWidth, heightOf(target)];
+      const chart = drawn.get(target);
+      if (width && (width !== chart.width || height !== chart.height)) chart.setSize({ width, height });
     }
   });
   for (const place of document.querySelectorAll("[data-plot]")) {

@@ -1,4 +1,4 @@
-// The jobs that are ticked in the list, to be compared: kept for as long as the tab is open, whichever of them it shows.
+// The jobs that are ticked in the list, to be compared, cancelled or deleted: kept for as long as the tab is open, whichever of them it shows.
 
 const [FEWEST, MOST] = [2, 6]; // as computeshare/comparing.py has it
 const KEY = "ticked-jobs";
@@ -37,12 +37,16 @@ function show() {
   button.disabled = ticked.size < FEWEST || ticked.size > MOST;
   document.getElementById("ticked").textContent = words() + (elsewhere ? `, ${elsewhere} not on this page` : "");
   document.getElementById("untick").hidden = !ticked.size;
+  for (const name of ["cancel-ticked", "delete-ticked"]) document.getElementById(name)?.toggleAttribute("hidden", !ticked.size);
 }
 
 function change() {
   keep();
   show();
 }
+
+// The ids of all ticked jobs, also of those that another page of the list shows.
+export const selected = () => [...ticked];
 
 // Unticks a job that is gone.
 export function forget(id) {

@@ -5,11 +5,13 @@ import re
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from safetensors.numpy import load_file
 
 from api import text_format
 from api.database import now_ms
@@ -338,8 +340,170 @@ def test_a_queued_job_says_what_it_needs_and_how_to_give_it(site: Site, opened: 
     feed = start(site, queue="lonely")
     page = opened(f"/jobs/{feed.job_id}")
     expect(page.locator("#state")).to_contain_text("Needs 1 worker on queue lonely, 0 are online")
+    expect(page.locator("#state .hint")).to_contain_text(
+        "Start a worker on this machine, or invite another machine below:"
+    )
     expect(page.locator("#state code")).to_have_text("computeshare-worker --queue lonely")
-    expect(page.locator(".plot.without-data")).to_have_count(4)
+    expect(page.locator("#plots")).not_to_be_visible()
+    expect(page.locator(".steps .step-done")).to_have_text("Done: Broker answers")
+    expect(page.locator(".steps .step-now")).to_have_text("Now: Workers: 0 of 1 that the job waits for")
+    expect(page.locator(".steps .step-later")).to_have_count(2)
+    feed.opened()
+    feed.joined("w1studio", "mac-studio", "CPU")
+    expect(page.locator(".steps .step-now")).to_contain_text("First round")
+    feed.versions(3)
+    expect(page.locator("#plots")).to_be_visible()
+    expect(page.locator("#outlook")).to_be_empty()
+    expect(page.locator("[data-plot=loss]")).to_have_attribute("data-points", "3")
+    canvas = page.locator("[data-plot=loss] canvas")
+    assert canvas.bounding_box()["width"] > 300
+
+
+def test_a_job_that_waits_for_several_workers_asks_for_as_many(site: Site, opened: Any) -> None:
+    feed = start(site, queue="lonely", workers={"min": 3, "max": 8})
+    page = opened(f"/jobs/{feed.job_id}")
+    expect(page.locator("#state .hint")).to_contain_text(
+        "3 more workers are missing. Start one on this machine and one on each of 2 others, or invite other machines"
+    )
+    expect(page.locator(".steps .step-now")).to_have_text("Now: Workers: 0 of 3 that the job waits for")
+
+
+DOTS = """([plot, name]) => {
+  const canvas = document.querySelector(`[data-plot=${plot}] canvas`);
+  const paint = document.createElement("canvas").getContext("2d");
+  paint.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(name);
+  paint.fillRect(0, 0, 1, 1);
+  const [red, green, blue] = paint.getImageData(0, 0, 1, 1).data;
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  let found = 0;
+  for (let at = 0; at < data.length; at += 4) {
+    found += data[at] === red && data[at + 1] === green && data[at + 2] === blue;
+  }
+  return found;
+}"""
+"""How many pixels of a plot have the colour of this name."""
+
+
+@in_every_window
+def test_a_job_that_diverged_at_its_first_version_shows_that_one_and_what_helps(site: Site, opened: Any) -> None:
+    feed = start(site)
+    feed.opened()
+    feed.joined("w1studio", "mac-studio", "CPU")
+    feed.versions(1)
+    feed.tell("failed", error="Training diverged at version 1: the loss is not finite", detail="")
+    arrived(site, feed)
+    page = opened(f"/jobs/{feed.job_id}")
+    expect(page.locator("[data-plot=loss]")).to_have_attribute("data-points", "1")
+    for plot in ("loss", "speed", "bytes"):
+        assert page.evaluate(DOTS, [plot, "--train"]) > 4, plot
+    assert page.evaluate(DOTS, ["accuracy", "--test"]) == 0
+    expect(page.locator("#actions .primary")).to_have_text("Clone")
+    expect(page.locator("#retry")).not_to_be_visible()
+    expect(page.locator("#state")).not_to_contain_text("checkpoint")
+    expect(page.locator("#checkpoints")).to_have_text("This job has no checkpoints.")
+    page.get_by_role("button", name="More").click()
+    expect(page.get_by_role("button", name="Retry")).to_be_visible()
+
+
+HEARD = """
+(() => {
+  const draw = CanvasRenderingContext2D.prototype.fillText;
+  window.written = [];
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...more) {
+    window.written.push(text);
+    return draw.call(this, text, ...more);
+  };
+})();
+"""
+"""Has a page remember what its plots write."""
+
+
+def test_axes_without_values_are_empty_and_those_of_bytes_count_whole_bytes(site: Site, opened: Any) -> None:
+    feed = start(site)
+    feed.opened()
+    feed.joined("w1studio", "mac-studio", "CPU")
+    feed.versions(1)
+    arrived(site, feed)
+    page = opened("/")
+    page.add_init_script(HEARD)
+    page.goto(f"{site.url}/jobs/{feed.job_id}")
+    expect(page.locator("[data-plot=bytes]")).to_have_attribute("data-points", "1")
+    page.evaluate("() => { window.written = [] }")
+    page.evaluate(
+        """async () => {
+          const { plots } = await import("/static/plots.js");
+          for (const place of document.querySelectorAll("[data-plot]")) place.remove();
+          document.body.insertAdjacentHTML("beforeend", '<div class="plot" data-plot="bytes"></div>');
+          const { Series } = await import("/static/series.js");
+          const series = new Series();
+          const view = { across: "version", log: false, smooth: 0, zoom: null };
+          const changed = plots((lines) => lines.map((line) => ({ ...line, series, start: 0 })), view, () => {});
+          window.empty = [...window.written];
+          window.written = [];
+          series.put(1, 0, 0);
+          changed(true);
+        }"""
+    )
+    wait_until(lambda: page.evaluate("() => window.written.length") > 0)
+    assert {text for text in page.evaluate("() => window.empty") if text.strip()} == set()
+    bytes_told = [text for text in page.evaluate("() => window.written") if text.endswith(" B")]
+    assert len(bytes_told) > 1 and all(one != next_one for one, next_one in pairwise(bytes_told)), bytes_told
+
+
+FADE = "one => getComputedStyle(one).getPropertyValue('--fade')"
+
+
+def test_a_cut_row_is_seen_to_go_on_and_the_last_one_is_whole(
+    site: Site, opened: Any, showcase: dict[str, str], window: Window
+) -> None:
+    page = opened(showcase["job"])
+    for name in ("checkpoints-scroll", "timeline-scroll"):
+        place = page.locator(f"#{name}")
+        place.scroll_into_view_if_needed()
+        if not place.evaluate("one => one.scrollHeight > one.clientHeight"):
+            assert place.evaluate(FADE) == "0px"
+            continue
+        assert float(place.evaluate(FADE).removesuffix("px")) > 20
+        place.evaluate("one => one.scrollTo(0, one.scrollHeight)")
+        wait_until(lambda place=place: place.evaluate(FADE) == "0px")
+        ends = place.evaluate(
+            """one => [one, [...one.querySelectorAll("tr, .timeline > li")].at(-1)]
+              .map((each) => each.getBoundingClientRect().bottom)"""
+        )
+        assert ends[1] <= ends[0] + 0.5, name
+
+
+def test_what_is_tapped_on_a_phone_is_tall_enough_for_a_finger(
+    site: Site, opened: Any, showcase: dict[str, str]
+) -> None:
+    page = opened("/", viewport={"width": 390, "height": 900})
+    for name in ("jobs", "job", "job-completed", "workers", "compare"):
+        page.goto(site.url + showcase[name])
+        small = page.evaluate(
+            """() => [...document.querySelectorAll("main a, main button, main summary, main select")]
+              .map((one) => [one.textContent.trim() || one.id, Math.round(one.getBoundingClientRect().height)])
+              .filter(([, height]) => height > 0 && height < 24)"""
+        )
+        assert small == [], name
+
+
+@in_every_window
+def test_a_completed_job_offers_its_best_weights_and_the_lines_that_load_them(site: Site, opened: Any) -> None:
+    feed = under_way(site, 20, rounds=40)
+    feed.checkpoint()
+    feed.versions(20)
+    arrived(site, feed)
+    page = opened(f"/jobs/{feed.job_id}")
+    expect(page.locator("#outlook")).to_be_empty()
+    feed.checkpoint()
+    feed.scored()
+    expect(page.locator("#result-heading")).to_contain_text("Best version: 40, ")
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="Download weights").click()
+    name = saved.value.suggested_filename
+    assert name == f"{feed.job_id}-v40.safetensors"
+    expect(page.locator("#loading")).to_contain_text(f'load_file("{name}")')
+    assert load_file(saved.value.path())["weight"] == [40]
 
 
 @in_every_window
@@ -588,7 +752,7 @@ def test_pages_are_whole_without_javascript(site: Site, opened: Any) -> None:
                 f"pause {feed.job_id} --after-round",
                 f"share {feed.job_id}",
                 f"rename {feed.job_id} NAME",
-                f"edit {feed.job_id} --notes TEXT",
+                f"edit {feed.job_id} --notes TEXT --tags TAG,TAG",
                 f"cancel {feed.job_id}",
             )
         ]

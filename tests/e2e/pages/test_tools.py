@@ -1,10 +1,12 @@
 """What readers of the pages do: look their own way, compare, invite a machine, make a job, ask why one was dropped."""
 
+import re
 import secrets
 from typing import Any
 
 import httpx2
 import pytest
+from PIL import Image
 from playwright.sync_api import expect
 
 from api.database import now_ms
@@ -227,10 +229,14 @@ def test_notes_are_edited_on_the_page_by_keyboard(site: Site, opened: Any) -> No
     page.keyboard.type("and twice the batch")
     box = page.locator("#edit-notes").bounding_box()
     assert box["x"] >= 0 and box["x"] + box["width"] <= page.viewport_size["width"] and not problems(page)
+    page.keyboard.press("Tab")
+    page.keyboard.type("wide, x2")
     for _ in range(2):  # past Close
         page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     expect(notes).to_have_text("Rate <halved>\nand twice the batch")
+    expect(page.locator("#tags a")).to_have_text(["wide", "x2"])
+    expect(page.locator("#timeline")).to_contain_text('Tags set to "wide, x2" by the owner')
     assert site.services.jobs.show(feed.job_id).spec["notes"] == "Rate <halved>\nand twice the batch"
     expect(page.locator("#more")).to_be_focused()
     site.services.jobs.update(feed.job_id, notes="edited elsewhere")
@@ -238,6 +244,108 @@ def test_notes_are_edited_on_the_page_by_keyboard(site: Site, opened: Any) -> No
     page.locator("#more").click()
     page.get_by_role("button", name="Edit notes").click()
     expect(field).to_have_value("edited elsewhere")
+
+
+@in_every_window
+def test_the_list_shows_curves_times_and_tags_by_which_it_is_filtered(site: Site, opened: Any) -> None:
+    feed = under_way(site, 100, name="tagged and scored", tags=("baseline-7", "wide"))
+    feed.now_ms = now_ms() - 1500
+    feed.versions(20)
+    arrived(site, feed)
+    other = under_way(site, 20, name="another one")
+    site.services.jobs.cancel(other.job_id)
+    page = opened("/?search=tagged and scored")
+    row = page.locator("tbody tr").filter(has=page.locator(f"#job-{feed.job_id}"))
+    expect(row).to_contain_text(re.compile(r"120 of 1,000, \d+ (s|min)[^,]* left"))
+    points = row.locator(".curve polyline").get_attribute("points").split()
+    assert len(points) == 5 and points[0].endswith(",28.0") and points[-1] == "100.0,2.0"
+    row.get_by_role("link", name="baseline-7").click()
+    expect(page.locator("#every-tag")).to_be_visible()
+    expect(page.locator("tbody tr")).to_have_count(1)
+    assert "tag=baseline-7" in page.url
+    page.goto(f"{site.url}/?search={other.job_id}")
+    expect(page.locator("tbody tr")).to_contain_text(re.compile(r"20 of 1,000, took \d+ (s|min)"))
+    page.goto(f"{site.url}/?tag=nobodys")
+    expect(page.locator(".empty")).to_contain_text("No jobs tagged nobodys.")
+
+
+@in_every_window
+def test_several_jobs_are_cancelled_and_deleted_at_once_after_a_question(site: Site, opened: Any) -> None:
+    feeds = [under_way(site, 20, name=f"one of several {number}") for number in range(3)]
+    page = opened("/?search=one of several")
+    expect(page.locator("#cancel-ticked")).not_to_be_visible()
+    for feed in feeds[:2]:
+        page.locator(f"#tick-{feed.job_id}").check()
+    page.get_by_role("button", name="Cancel selected").click()
+    expect(page.locator("#many-heading")).to_have_text("Cancel 2 jobs?")
+    page.get_by_role("button", name="Cancel 2 jobs").click()
+    expect(page.locator("#many")).not_to_be_visible()
+    expect(page.locator(".state-cancelled:visible")).to_have_count(2)
+    assert [site.services.jobs.show(feed.job_id).status for feed in feeds] == ["cancelled", "cancelled", "running"]
+    for feed in feeds[:2]:
+        page.locator(f"#tick-{feed.job_id}").check()
+    page.evaluate(
+        """() => {
+          const ask = fetch;
+          let whole = false;
+          window.fetch = async (path, options) => {
+            if (options?.method !== "DELETE" || whole) return ask(path, options);
+            whole = true;
+            throw new Error("the line is cut");
+          };
+        }"""
+    )
+    page.get_by_role("button", name="Delete selected").click()
+    page.get_by_role("button", name="Delete 2 jobs").click()
+    expect(page.locator("#many-problem")).to_have_text("the line is cut")
+    expect(page.locator("tbody tr")).to_have_count(2)
+    page.locator("#many-confirm").click()
+    expect(page.locator("tbody tr")).to_have_count(1)
+    expect(page.locator("#ticked")).to_be_empty()
+    site.services.jobs.cancel(feeds[2].job_id)
+    site.services.jobs.delete(feeds[2].job_id)
+
+
+@in_every_window
+def test_the_timeline_folds_runs_and_shows_what_a_reader_looks_for(site: Site, opened: Any) -> None:
+    feed = under_way(site, 200)
+    feed.tell("refused", worker="w2laptop", nonce="n", micro_batch=7, base="", reason="checksum differs")
+    arrived(site, feed)
+    page = opened(f"/jobs/{feed.job_id}")
+    timeline = page.locator("#timeline .timeline > li")
+    run = page.locator("#timeline .run")
+    expect(run.locator("summary")).to_contain_text("10 checkpoints and scores, newest: Version 200 scored")
+    expect(run.get_by_text("Version 20 scored")).not_to_be_visible()
+    run.locator("summary").click()
+    expect(run.get_by_text("Version 20 scored")).to_be_visible()
+    page.get_by_text("Workers", exact=True).and_(page.locator(".choices label")).click()
+    expect(timeline.filter(visible=True)).to_have_count(2)
+    page.locator(".choices label").filter(has_text="Problems").click()
+    expect(timeline.filter(visible=True)).to_contain_text(["checksum differs"])
+    feed.left("w2laptop", "the machine went to sleep")
+    expect(page.locator("#timeline")).to_contain_text("the machine went to sleep")
+    expect(timeline.filter(visible=True)).to_have_count(1)
+    page.locator("#all-events").click()
+    page.locator("#filter-workers").click()
+    expect(page.locator("#timeline li")).to_have_count(3)
+    assert "events=workers" in page.url
+
+
+@in_every_window
+def test_links_to_sections_stay_in_sight_and_a_failure_opens_the_logs(site: Site, opened: Any) -> None:
+    feed = under_way(site, 40)
+    page = opened(f"/jobs/{feed.job_id}")
+    sections = page.get_by_role("navigation", name="Sections of this page")
+    sections.get_by_role("link", name="Ledger").click()
+    expect(page.locator("#ledger-heading")).to_be_in_viewport()
+    expect(sections).to_be_in_viewport()
+    top, below = (page.locator(one).bounding_box() for one in (".sections", "#ledger-heading"))
+    assert below["y"] >= top["y"] + top["height"], "the links cover the heading"
+    expect(page.locator("#logs")).not_to_have_attribute("open", "")
+    feed.tell("failed", error="no space left on the disk", detail="")
+    expect(page.locator("#logs")).to_have_attribute("open", "")
+    page.reload()
+    expect(page.locator("#logs")).to_have_attribute("open", "")
 
 
 @in_every_window
@@ -414,7 +522,10 @@ def pasted(page: Any) -> str:
 
 
 @in_every_window
-def test_an_invite_is_counted_down_until_a_machine_has_taken_it_up(site: Site, opened: Any) -> None:
+def test_an_invite_is_counted_down_until_a_machine_has_taken_it_up(
+    site: Site, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site.services.invites, "public_url", site.url)
     feed = under_way(site, 20)
     page = opened(f"/jobs/{feed.job_id}")
     page.get_by_text("Add a machine").click()
@@ -444,7 +555,10 @@ def heard_of(site: Site, name: str, queue: str) -> None:
 
 
 @in_every_window
-def test_a_machine_is_invited_from_the_page_of_the_workers_for_a_queue_that_is_typed(site: Site, opened: Any) -> None:
+def test_a_machine_is_invited_from_the_page_of_the_workers_for_a_queue_that_is_typed(
+    site: Site, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site.services.invites, "public_url", site.url)
     page = opened("/workers")
     page.get_by_text("Add a machine").click()
     expect(page.locator("#invite-queue")).to_have_value("default")
@@ -453,6 +567,20 @@ def test_a_machine_is_invited_from_the_page_of_the_workers_for_a_queue_that_is_t
     page.get_by_text("ComputeShare is installed there").click()
     expect(page.locator("#invite-command")).to_contain_text(f"computeshare-worker --join {site.url}#")
     assert site.services.invites.list().items[0].queue == "lonely"
+
+
+@in_every_window
+def test_where_no_other_machine_could_join_the_page_says_what_to_do_instead_of_inviting(
+    site: Site, opened: Any
+) -> None:
+    feed = under_way(site, 20)
+    page = opened(f"/jobs/{feed.job_id}")
+    page.get_by_text("Add a machine").click()
+    page.get_by_role("button", name="Create invite").click()
+    expect(page.locator("#invite-obstacle")).to_contain_text("No other machine can join yet")
+    expect(page.locator("#invite-remedy")).to_have_text("computeshare up --lan")
+    for useless in ("#invite-new", "#invite-qr", "#invite-status"):
+        expect(page.locator(useless)).not_to_be_visible()
 
 
 def test_what_an_invite_links_to_can_be_read_without_logging_in(site: Site, browser: Any) -> None:
@@ -473,6 +601,9 @@ def test_a_dropped_submission_says_why_and_where_its_time_went(site: Site, opene
     feed.submission("w2laptop", 5, "fenced")
     arrived(site, feed)
     page = opened(f"/jobs/{feed.job_id}")
+    expect(page.locator("#pace")).to_have_text(
+        "Workers spend 25 % of the time sending updates: update codec int8 would help."
+    )
     page.get_by_role("link", name="1 fenced").click()
     rows = page.locator(".submissions tbody tr")
     expect(rows).to_have_count(1)
@@ -714,3 +845,24 @@ def test_pages_are_accessible(site: Site, opened: Any) -> None:
     if wrong := problems(page):
         found["a dialog"] = wrong
     assert found == {}
+
+
+@in_every_window
+def test_a_plot_is_saved_as_a_picture_and_shown_on_the_whole_screen(site: Site, opened: Any) -> None:
+    feed = under_way(site, 60)
+    page = opened(f"/jobs/{feed.job_id}")
+    expect(page.locator("[data-plot=loss]")).to_have_attribute("data-points", "60")
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save Loss as PNG").click()
+    assert saved.value.suggested_filename == "mnist, lenet5, Loss.png"
+    with Image.open(saved.value.path()) as picture:
+        canvas = page.locator("[data-plot=loss] canvas").bounding_box()
+        assert picture.width > canvas["width"] and picture.height > canvas["height"]
+        assert len(picture.convert("RGB").getcolors(1 << 24) or ()) > 20, "nothing is drawn"
+    whole = page.get_by_role("button", name="Show Loss on the whole screen")
+    whole.click()
+    expect(whole).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("[data-plot=loss] .u-wrap")).to_have_css("height", re.compile(r"^(5|6|7|8|9)\d\dpx$"))
+    whole.click()
+    expect(whole).to_have_attribute("aria-pressed", "false")
+    expect(page.locator("[data-plot=loss] .u-wrap")).to_have_css("height", "240px")

@@ -114,7 +114,7 @@ def test_the_timeline_is_paged_and_holds_every_version(pages: Pages) -> None:
     assert first.count("committed") == EVENTS_ON_PAGE and f"Version {EVENTS_ON_PAGE + 10} committed, loss 0.5" in first
     older = re.search(r'id="older" href="([^"]+)"', first)
     assert older
-    rest = pages.get(f"/jobs/{job_id}/timeline{older[1]}")
+    rest = pages.get(older[1])
     assert rest.count("committed") == 10 and "Created" in rest and 'id="older"' not in rest
     pages.get(f"/jobs/{job_id}/timeline?cursor=nonsense", 404)
     pages.get("/jobs/nosuch00/timeline", 404)
@@ -435,3 +435,24 @@ def test_a_recipe_is_shown_as_text_whatever_it_says(pages: Pages, tmp_path: Path
     assert HOSTILE not in html and "&lt;/pre&gt;&lt;/code&gt;" in html and "\u202e" not in html
     pages.services.recipes.delete(recipe.digest)
     assert "Its files were removed" in pages.get(f"/jobs/{job_id}")
+
+
+def test_who_helped_is_summed_by_machine_over_all_jobs(pages: Pages) -> None:
+    assert "Nobody has computed anything yet" in pages.get("/workers")
+    now = now_ms()
+    for number, (worker, name, samples) in enumerate(
+        (("w1a", "studio", 300), ("w1b", "studio", 500), ("w2", HOSTILE, 200))
+    ):
+        job_id, joined = pages.create("completed"), now - 7_200_000
+        about = {"device": "cpu", "samples": samples, "seen_ms": now, "left_ms": now, "joined_ms": joined}
+        with pages.services.database.write() as session:
+            session.add(WorkerStat(job_id=job_id, worker=worker, name=name, **about))
+            told = {"worker": worker, "number": number}
+            session.add(Event(job_id=job_id, type="joined", at_ms=joined, data=told))
+            session.add(Event(job_id=job_id, type="left", at_ms=now - 3_600_000, data=told))
+    pages.services.contributions._due = 0.0
+    answer = pages.client.get("/v1/workers/contributions").json()["items"]
+    told = [(one["name"], one["samples"], one["share"], one["hours"], one["jobs"]) for one in answer]
+    assert told == [("studio", 800, 0.8, 2.0, 2), (HOSTILE, 200, 0.2, 1.0, 1)]
+    html = pages.get("/workers").partition('id="helped"')[2]
+    assert "1,000 samples in 3.0 hours" in html and "80 %" in html and "studio" in html

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from api.jobs.submissions import Spent
 from api.pages.comparison import differing
-from api.pages.explanations import advice, why
+from api.pages.explanations import advice, lacking, may_help_to_retry, pace, why
 from api.schemas import SecondsPublic, SubmissionPublic
 from computeshare.jobspec.spec import JobSpec
+from computeshare.strategies.registry import DEFAULT
 
 
 def spec(**fields: Any) -> dict[str, Any]:
@@ -71,7 +73,7 @@ def test_every_outcome_is_explained(values: dict[str, Any], told: str) -> None:
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        ("Training diverged at version 12: the step produced NaN or infinity", "or fork one of its checkpoints"),
+        ("Training diverged at version 12: the step produced NaN or infinity", "fork one of its checkpoints"),
         (
             "Training diverged at version 0: micro-batch 0 produced NaN or infinity 2 times (2 workers)",
             "Clone the job with a lower learning",
@@ -92,3 +94,74 @@ def test_advice_goes_by_what_failed(error: str, told: str) -> None:
 
 def test_only_a_job_that_can_have_a_checkpoint_is_to_be_forked() -> None:
     assert "fork" not in advice("Training diverged at version 0: the loss is not finite")
+
+
+def test_no_checkpoint_is_spoken_of_where_there_is_none() -> None:
+    for error in ("Training diverged at version 12: NaN", "No space left on device", "ValueError: version 3"):
+        assert "checkpoint" in advice(error) and "fork" not in advice(error, saved=False)
+        assert "last checkpoint" not in advice(error, saved=False) and "saved" not in advice(error, saved=False)
+
+
+@pytest.mark.parametrize(
+    ("error", "helps"),
+    [
+        ("Training diverged at version 1: NaN", False),
+        ("the optimizer's state is damaged (x): take an earlier checkpoint", False),
+        ("OSError: [Errno 28] No space left on device", True),
+        ("ValueError: version 3 is not known", True),
+    ],
+)
+def test_a_retry_is_offered_where_it_may_help(error: str, helps: bool) -> None:
+    assert may_help_to_retry(error) is helps
+
+
+@pytest.mark.parametrize(
+    ("reason", "workers"),
+    [
+        ("Needs 1 worker on queue lab, 0 are online", 1),
+        ("Needs 3 workers on queue lab, 1 is online; 1 is drained", 2),
+        ("Needs 3 workers on queue lab with memory=8GB, 3 are online, 2 busy with other jobs", 1),
+        ("Waiting for 1 worker on queue lab, which other jobs will release", 0),
+        (None, 0),
+    ],
+)
+def test_a_waiting_job_says_how_many_workers_are_missing(reason: str | None, workers: int) -> None:
+    assert lacking(reason) == workers
+
+
+def spent(worker: str = "w1", units: int = 10, **seconds: float) -> Spent:
+    return Spent(
+        worker, 10, units, SecondsPublic(**{"waiting": 0, "computing": 0, "encoding": 0, "uploading": 0, **seconds})
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "units", "codec", "told"),
+    [
+        (
+            [spent("a", waiting=32, computing=68), spent("b", waiting=32, computing=68)],
+            4,
+            "float16",
+            "Workers wait 32 % of the time for each other: more micro-batches per round would help",
+        ),
+        (
+            [spent(waiting=40, computing=60)],
+            4,
+            "float16",
+            "The worker waits 40 % of the time for the next version: a larger micro_batch would help",
+        ),
+        (
+            [spent(uploading=50, computing=50)],
+            4,
+            "float16",
+            "The worker spends 50 % of the time sending updates: update codec int8 would help",
+        ),
+        ([spent(uploading=50, computing=50)], 4, "topk", "strategy local would help"),
+        ([spent(encoding=30, computing=70)], 4, "topk", "30 % of the time encoding updates"),
+        ([spent(waiting=5, computing=95)], 4, "float16", "computes 95 % of the time: more or faster workers"),
+        ([], 4, "float16", ""),
+    ],
+)
+def test_the_pace_is_explained_by_the_measured_shares(found: list[Spent], units: int, codec: str, told: str) -> None:
+    said = pace(found, DEFAULT, units, codec)
+    assert told in said and bool(said) == bool(told)
