@@ -200,7 +200,11 @@ class Plan:
         """The seed for dropout in this micro-batch: 63 bits of `(seed, micro_batch)`."""
         return _mixed(self.seed, micro_batch)
 
+    def stage_seed(self, micro_batch: int, piece: int, stage: int) -> int:
+        """As `generator_seed`, for a piece of this micro-batch in one stage of a model that is split."""
+        return _mixed(self.seed, micro_batch, piece, stage)
+
 
 @lru_cache(64)
-def _mixed(seed: int, number: int) -> int:
-    return int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0]) >> 1
+def _mixed(*numbers: int) -> int:
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]) >> 1

@@ -26,11 +26,17 @@ def drawn_from(seed: int) -> Iterator[None]:
         yield
 
 
+_DRAWING = (nn.init.normal_, torch.Tensor.normal_)
+"""Functions for which, on the meta device, torch imports its compiler, which takes seconds."""
+
+
 class ParametersOnMeta(TorchFunctionMode):
     """Puts uninitialised tensors (the parameters) on the meta device; RegNets need real tensors to compute widths."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = dict(kwargs or {})
+        if function in _DRAWING and (tensor := args[0] if args else options["tensor"]).is_meta:
+            return tensor
         if function is torch.empty:
             options["device"] = "meta"
         return function(*args, **options)

@@ -1,7 +1,7 @@
 """A worker's copy of the model: weights in, one update per micro-batch out."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from computeshare.errors import Interrupted
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.tasks.base import Batch, TaskInstance, channels_last
 from computeshare.tasks.modules import entries
-from computeshare.tensors.layout import Layout, Weights
+from computeshare.tensors.layout import Weights
 from computeshare.training.execution import PLAIN, Execution, compile_module, compiler, undo
 from computeshare.training.work_units import Compilation, Take, Update
 from computeshare.types import Precision, Vector
@@ -68,8 +68,9 @@ class Replica:
         self._is_clean = True  # the gradient is zero
         if device.type == "cpu" and not execution.channels_last:
             for convolution in filter(lambda one: isinstance(one, nn.Conv2d), module.modules()):
-                convolution.register_forward_pre_hook(_row_by_row)
-        self._buckets = _Buckets(layout, parameters, self._gradient)
+                convolution.register_forward_pre_hook(row_by_row)
+        places = [slice(one.start, one.stop) for one in layout.tensors if one.kind == "parameter"]
+        self._buckets = Buckets(layout.buckets, places, parameters, self._gradient)
         self.compilation = self._compile() if execution.compiled else Compilation()
 
     @property
@@ -133,7 +134,7 @@ class Replica:
         size, losses = self._plan.size(micro_batch), []
         self._clean()
         self._is_clean = False
-        _seed(self._plan.generator_seed(micro_batch), self._device)
+        seed_generators(self._plan.generator_seed(micro_batch), self._device)
         for piece, batch in zip(self._plan.pieces(micro_batch), batches, strict=True):
             with self._execution.forward(self._device):
                 loss = self._task.loss(self._module, batch)
@@ -183,7 +184,7 @@ class Replica:
         return [channels_last(batch) for batch in placed] if self._execution.channels_last else placed
 
 
-def _row_by_row(convolution: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def row_by_row(convolution: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """A convolution's input, in torch's default order if the convolution has many more weights than input values.
 
     Otherwise each pass, forward and backward, would reorder the weights to match the input: a ResNet-18 on small images
@@ -242,18 +243,20 @@ class FlatTensors:
         return self._vector.copy()
 
 
-class _Buckets:
+class Buckets:
     """Passes on the buckets of a gradient as a backward pass fills them, the last layers' first.
 
     On an accelerator the buckets are passed on after the backward pass, because fetching a bucket would delay the rest.
     """
 
-    def __init__(self, layout: Layout, parameters: Sequence[Tensor], gradient: FlatTensors) -> None:
-        self._where, self._gradient = layout.buckets, gradient
+    def __init__(
+        self, where: Sequence[slice], places: Sequence[slice], parameters: Sequence[Tensor], gradient: FlatTensors
+    ) -> None:
+        """`where`: each bucket's place in the gradient; `places`: each parameter's."""
+        self._where, self._gradient = where, gradient
         self._counts = [0] * len(self._where)
         self._missing: list[int] = []
         self._take: Take | None = None
-        places = [tensor for tensor in layout.tensors if tensor.kind == "parameter"]
         for parameter, place in zip(parameters, places, strict=True):
             touched = [
                 i for i, where in enumerate(self._where) if place.start < where.stop and where.start < place.stop
@@ -265,9 +268,12 @@ class _Buckets:
                 parameter.register_post_accumulate_grad_hook(filled)  # type: ignore[no-untyped-call]
 
     @contextmanager
-    def given_to(self, take: Take, passes: int = 1) -> Iterator[None]:
-        """Call `take` once with each bucket of the gradient that this many backward passes in this block add up."""
-        self._take, self._missing = take, [count * passes for count in self._counts]
+    def given_to(self, take: Take, passes: int = 1, late: Collection[int] = ()) -> Iterator[None]:
+        """Call `take` once with each bucket of the gradient that this many backward passes in this block add up; with
+        the `late` ones, to which more is added, at the end of the block.
+        """
+        self._take = take
+        self._missing = [count * passes + (bucket in late) for bucket, count in enumerate(self._counts)]
         try:
             yield
         finally:
@@ -288,7 +294,7 @@ def _of_kind(module: nn.Module, kind: str) -> list[Tensor]:
     return [tensor for _, tensor, k in entries(module) if k == kind]
 
 
-def _seed(seed: int, device: torch.device) -> None:
+def seed_generators(seed: int, device: torch.device) -> None:
     """Seed the generators of the CPU and `device`; 100 times faster than `torch.manual_seed`, which seeds them all."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":

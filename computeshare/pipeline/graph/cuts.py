@@ -1,0 +1,315 @@
+"""A model's forward pass as a graph of its submodules, cut into stages.
+
+`torch.fx` traces the outermost code only: submodules stay calls, whatever their code does, and keep their state and
+their names. Where that code cannot be traced so, `torch.export` traces all of the model, for one size of batch.
+"""
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from computeshare.errors import SpecError
+from computeshare.pipeline.frames import Value, changed
+from computeshare.tasks.base import Batch, Task
+
+Arguments = Mapping[str, Value]
+"""The arguments of a model's `forward`, by name."""
+
+
+class _Asked(Exception):
+    """The loss called the model."""
+
+
+class _Listener(nn.Module):
+    def forward(self, *args: Value, **kwargs: Value) -> Value:
+        raise _Asked(args, kwargs)
+
+
+class _Answer(nn.Module):
+    """In place of a model: returns what its stages computed."""
+
+    def __init__(self, result: Value) -> None:
+        super().__init__()
+        self._result, self._is_used = result, False
+
+    def forward(self, *_: Value, **__: Value) -> Value:
+        if self._is_used:
+            raise SpecError("the loss calls the model more than once, so the model cannot be split into stages")
+        self._is_used = True
+        return self._result
+
+
+def arguments_of(task: Task, signature: inspect.Signature, batch: Batch) -> Arguments:
+    """The arguments with which the task's loss calls its model, whose forward has this signature, on a batch.
+
+    Raises: SpecError: they have no names.
+    """
+    try:
+        task.loss(_Listener(), batch)
+    except _Asked as asked:
+        args, kwargs = asked.args
+    else:
+        raise SpecError("the loss does not call the model, so the model cannot be split into stages")
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        raise SpecError("the model's forward takes * arguments: name them, so that the model can be split into stages")
+    return signature.bind(*args, **kwargs).arguments
+
+
+def loss_of(task: Task, result: Value, batch: Batch) -> Tensor:
+    """The task's loss of a batch, given the model's result for it."""
+    return task.loss(_Answer(result), batch)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A forward pass. `root` has the submodules and tensors that the graph names."""
+
+    root: nn.Module
+    graph: fx.Graph
+    inputs: Callable[[Arguments], Sequence[Value]]
+    """The values of the graph's placeholders."""
+    result: Callable[[Value], Value]
+    """The model's result, from the graph's."""
+    is_sized: bool = False
+    """Whether it is for one size of batch."""
+
+    def modules_of(self, node: fx.Node) -> list[str]:
+        """The names of the submodules in whose forward pass a node is, the outermost first."""
+        stack = node.meta.get("nn_module_stack") or {}
+        return [name for name, _ in stack.values() if name]
+
+    @property
+    def computed(self) -> list[fx.Node]:
+        """The nodes that compute, in order."""
+        return [node for node in self.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+
+
+def trace(module: nn.Module, arguments: Arguments, opened: Collection[str] = ()) -> Traced:
+    """Trace a module's forward pass.
+
+    Args:
+        opened: names of submodules whose own code is traced too; of a plain `nn.Sequential` it always is.
+    Raises: SpecError: it depends on values that are only known when it runs, or on Python that cannot be traced.
+    """
+    try:
+        return trace_outer(module, arguments, opened)
+    except Exception as outer:  # any code of the model's can fail, in any way, on stand-ins for tensors
+        try:
+            return _trace_all(module, arguments)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
+            raise SpecError(
+                "the model cannot be split here, because what its forward does next depends on values that are known "
+                "only when it runs, or because it is Python that cannot be traced. Name split points inside a part "
+                "that always runs in the same order (strategy.split, such as blocks.2), or change forward. "
+                f"torch.export says: {why} (torch.fx: {str(outer).partition(chr(10))[0][:200]})"
+            ) from error
+
+
+class _Tracer(fx.Tracer):
+    def __init__(self, opened: Collection[str]) -> None:
+        super().__init__(param_shapes_constant=True)
+        self._opened = opened
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return type(m) is not nn.Sequential and module_qualified_name not in self._opened
+
+
+def trace_outer(module: nn.Module, arguments: Arguments, opened: Collection[str]) -> Traced:
+    """As `trace`, by torch.fx alone. Raises whatever the model's code raises, given stand-ins for tensors."""
+    parameters = inspect.signature(module.forward).parameters
+    defaults = {name: one.default for name, one in parameters.items() if name not in arguments}
+    graph = _Tracer(opened).trace(module, concrete_args=defaults or None)
+    for node in graph.nodes:
+        if node.op == "placeholder" and node.target not in arguments:
+            _erase(graph, node)
+    names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
+    return Traced(module, graph, lambda given: [given[name] for name in names], lambda result: result)
+
+
+def _erase(graph: fx.Graph, node: fx.Node) -> None:
+    """Erase a node and its users: torch's own checks that an argument has its default."""
+    for user in [*node.users]:
+        _erase(graph, user)
+    graph.erase_node(node)
+
+
+def _trace_all(module: nn.Module, arguments: Arguments) -> Traced:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        faked = stand_ins(module, "cpu")
+        given = {name: changed(value, _on_cpu) for name, value in arguments.items()}
+    exported = torch.export.export(faked, (), given)
+    whole = exported.module(check_guards=False)
+    for name, tensor in named_tensors(module):
+        put(whole, name, tensor)
+    structure = exported.call_spec.out_spec
+    sizes = [tensor.shape for tensor in _leaves(arguments) if isinstance(tensor, Tensor)]
+
+    def inputs(given: Arguments) -> Sequence[Value]:
+        leaves = _leaves(given)
+        found = [tensor.shape for tensor in leaves if isinstance(tensor, Tensor)]
+        assert found == sizes, f"traced for {sizes}, called with {found}"
+        return leaves
+
+    return Traced(whole, whole.graph, inputs, lambda result: pytree.tree_unflatten([*result], structure), True)
+
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, device="cpu")
+
+
+def _leaves(arguments: Arguments) -> list[Value]:
+    leaves: list[Value] = pytree.tree_leaves(((), dict(arguments)))
+    return leaves
+
+
+@dataclass(frozen=True)
+class CutGraph:
+    """One stage's part of a forward pass.
+
+    `module` maps the model's inputs with numbers `inputs`, then the values of `received`, in order, to a tuple of
+    values; the last stage's returns the graph's result. Values go straight from the stage that computes them to each
+    stage that uses them.
+
+    Attributes:
+        received: the names of the values from each earlier stage, by its number.
+        sent: the places in the result of the values for each later stage, by its number.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[int, ...]
+    received: Mapping[int, tuple[str, ...]]
+    sent: Mapping[int, tuple[int, ...]]
+    layers: tuple[str, ...]
+    """The innermost submodules, for people."""
+
+    @property
+    def sent_names(self) -> dict[int, list[str]]:
+        """The values for each later stage, by the names of their nodes."""
+        (output,) = (node for node in self.module.graph.nodes if node.op == "output")
+        return {target: [output.args[0][place].name for place in places] for target, places in self.sent.items()}
+
+
+def starts(traced: Traced, cuts: Sequence[str]) -> list[int]:
+    """Where in `traced.computed` each stage after the first begins. Raises SpecError: a stage would be empty."""
+    first: dict[str, int] = {}
+    for place, node in enumerate(traced.computed):
+        for name in traced.modules_of(node):
+            first.setdefault(name, place)
+    if missing := [name for name in cuts if name not in first]:
+        raise SpecError(f"the model has no submodule {missing[0]} where a stage could begin: name others")
+    places = [first[name] for name in cuts]
+    for before, after, name in zip([0, *places], places, cuts, strict=False):
+        if after <= before:
+            raise SpecError(f"no stage can begin at {name}: nothing is computed before it that another split point has "
+                            "not, so name split points in the order of the forward pass")  # fmt: skip
+    return places
+
+
+def cut(traced: Traced, places: Sequence[int]) -> list[CutGraph]:
+    """Cut a forward pass before the nodes at these places of `traced.computed`."""
+    owner: dict[fx.Node, int] = {}
+    for place, node in enumerate(traced.computed):
+        owner[node] = sum(start <= place for start in places)
+    output = next(node for node in traced.graph.nodes if node.op == "output")
+    owner[output] = len(places)
+    users: dict[fx.Node, list[int]] = {
+        node: sorted({owner[user] for user in node.users if user in owner} - {stage}) for node, stage in owner.items()
+    }
+    placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
+    return [_cut(traced, stage, owner, users, placeholders, output) for stage in range(len(places) + 1)]
+
+
+def _cut(
+    traced: Traced,
+    stage: int,
+    owner: Mapping[fx.Node, int],
+    users: Mapping[fx.Node, Sequence[int]],
+    placeholders: Sequence[fx.Node],
+    output: fx.Node,
+) -> CutGraph:
+    own = [node for node, number in owner.items() if number == stage]
+    needed = {node for one in own for node in one.all_input_nodes}
+    inputs = [number for number, node in enumerate(placeholders) if node in needed]
+    before = [node for node, number in owner.items() if number < stage and stage in users[node]]
+    before.sort(key=lambda node: owner[node])
+    is_last = output in own
+    after = [] if is_last else [node for node in own if users[node]]
+    graph = fx.Graph()
+    copied = {node: graph.placeholder(node.name) for node in (*(placeholders[number] for number in inputs), *before)}
+
+    def here(node: fx.Node) -> fx.Node:
+        if node not in copied:  # a tensor of the model's, read by each stage that uses it
+            assert node.op == "get_attr"
+            copied[node] = graph.node_copy(node)
+        return copied[node]
+
+    for node in own:
+        if node is not output:
+            copied[node] = graph.node_copy(node, here)
+    graph.output(fx.node.map_arg(output.args[0], here) if is_last else tuple(copied[node] for node in after))
+    layers = dict.fromkeys(name for node in own for name in traced.modules_of(node)[-1:])
+    return CutGraph(
+        fx.GraphModule(traced.root, graph),
+        tuple(inputs),
+        {
+            source: tuple(node.name for node in before if owner[node] == source)
+            for source in sorted({owner[node] for node in before})
+        },
+        {
+            target: tuple(place for place, node in enumerate(after) if target in users[node])
+            for target in sorted({target for node in after for target in users[node]})
+        },
+        tuple(layers),
+    )
+
+
+def stand_ins(module: nn.Module, device: str) -> nn.Module:
+    """A copy of a module whose parameters and buffers, on meta all of its tensors, have no values; tied weights stay
+    tied.
+    """
+    memo: dict[int, Any] = {}
+    for one in module.modules():
+        others = vars(one).values() if device == "meta" else ()
+        for tensor in (*one._parameters.values(), *one._buffers.values(), *others):
+            if isinstance(tensor, Tensor) and id(tensor) not in memo:
+                empty = torch.empty_like(tensor, device=device)
+                is_parameter = isinstance(tensor, nn.Parameter)
+                memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+    return copy.deepcopy(module, memo)
+
+
+def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """All parameters and buffers, under all of their names."""
+    parameters = module.named_parameters(remove_duplicate=False)
+    return [*parameters, *module.named_buffers(remove_duplicate=False)]
+
+
+def put(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Replace the parameter or buffer of this name, where the module has it."""
+    parent, _, leaf = name.rpartition(".")
+    with contextlib.suppress(AttributeError):
+        holder = module.get_submodule(parent)
+        for tensors in (holder._parameters, holder._buffers):
+            if leaf in tensors:
+                tensors[leaf] = tensor  # type: ignore[assignment]
+
+
+def bind_device(module: fx.GraphModule, device: torch.device) -> None:
+    """Have tensors that the traced code creates on the device that it was traced on, created on this one."""
+    for one in module.modules():
+        if isinstance(one, fx.GraphModule):
+            for node in one.graph.nodes:
+                if isinstance(node.kwargs.get("device"), torch.device):
+                    node.kwargs = {**node.kwargs, "device": device}
+            one.recompile()
