@@ -393,3 +393,12 @@ def test_updates_say_how_long_each_stage_computed() -> None:
     assert [one.loss is None for one in found.updates] == [True, False]
     sent: Sequence[int] = [sum(len(m) for (target, _), m in found.mail.log.items() if target != s) for s in (0, 1)]
     assert [one.sent_bytes for one in found.updates] == sent
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_tensors_with_storage_of_their_own_yield_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA and MPS."""
+    split = SplitModel.of(TASKS[name], PLAN, Cut(2))
+    expected = split.compute(2).bits
+    monkeypatch.setattr(Stage, "_apart", True)
+    assert split.compute(2).bits == expected

@@ -1,0 +1,77 @@
+"""Measures the schedules of strategy `pipeline` in one process, on stages that are slowed to equal speed.
+
+    python -m bench.schedules [--stages 2 3] [--pieces 8] [--forward 120] [--backward 240] [--times 2]
+
+Each stage of a small GPT runs in a thread and sleeps until a pass has taken its milliseconds; values travel as frames
+through memory. Prints a micro-batch's seconds over those of computing alone, beside (m + s - 1) / m for m pieces and s
+stages, which no schedule of this kind can beat; and the most pieces whose activations a stage keeps.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bench.report import Cell, Part, Table, markdown
+from computeshare.jobspec.sampling_plan import Plan
+from computeshare.pipeline.schedule import Kind
+from computeshare.pipeline.stage_replica import StageReplica
+from tests.support.stages import Cut, SplitModel, gpt
+
+
+def slow(replica: StageReplica, forward_s: float, backward_s: float) -> None:
+    """Have each pass of a replica's stages take so long."""
+    for stage in replica._stages.values():
+        stage.forward = padded(stage.forward, forward_s)  # type: ignore[method-assign]
+        stage.backward = padded(stage.backward, backward_s)  # type: ignore[method-assign]
+
+
+def padded(run: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    """A function that sleeps until it has taken so long."""
+
+    def paced(*args: Any) -> Any:
+        started = time.perf_counter()
+        result = run(*args)
+        time.sleep(max(0.0, started + seconds - time.perf_counter()))
+        return result
+
+    return paced
+
+
+def measure(stages: int, schedule: Kind, recompute: bool, options: argparse.Namespace) -> list[Cell]:
+    """A row of the table."""
+    forward_s, backward_s = options.forward / 1000, (options.backward + recompute * options.forward) / 1000
+    plan = Plan(0, 2 * options.pieces * options.times, 2 * options.pieces, 1, accumulate=options.pieces)
+    split = SplitModel.of(gpt(2 * stages), plan, Cut(stages, schedule, recompute))
+    replicas = split.replicas()
+    for replica in replicas:
+        slow(replica, forward_s, backward_s)
+    taken = []
+    for unit in range(options.times):
+        started = time.perf_counter()
+        found = split.compute(unit, replicas=replicas)
+        taken.append(time.perf_counter() - started)
+    computing = options.pieces * (forward_s + backward_s)
+    ideal = (options.pieces + stages - 1) / options.pieces
+    ratio = statistics.median(taken) / computing
+    name = f"{schedule}, recompute" if recompute else schedule
+    return [stages, name, ratio, ideal, ratio / ideal, found.updates[0].most_in_flight]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stages", type=int, nargs="+", default=[2, 3])
+    parser.add_argument("--pieces", type=int, default=8)
+    parser.add_argument("--forward", type=float, default=120, help="milliseconds of a forward pass")
+    parser.add_argument("--backward", type=float, default=240, help="milliseconds of a backward pass")
+    parser.add_argument("--times", type=int, default=2, help="micro-batches")
+    options = parser.parse_args()
+    kinds: list[tuple[Kind, bool]] = [("gpipe", False), ("1f1b", False), ("1f1b", True)]
+    rows = [measure(stages, kind, again, options) for stages in options.stages for kind, again in kinds]
+    columns = ("stages", "schedule", "time / computing", "(m + s - 1) / m", "ratio", "pieces kept by the first stage")
+    print(markdown(Part([Table(f"{options.pieces} pieces, stages of equal speed", columns, rows)])), flush=True)
+
+
+if __name__ == "__main__":
+    main()
