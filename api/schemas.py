@@ -383,8 +383,30 @@ class ExchangePublic(_Answer):
     )
 
 
+class StagesPublic(_Answer):
+    """The stages that a worker holds, where a model is spread over workers."""
+
+    worker: str
+    chain: int = Field(
+        description="0 and up; the workers of a chain hold all stages, and compute a micro-batch together"
+    )
+    first: int = Field(description="its first stage")
+    stop: int = Field(description="the stage after its last")
+    layers: list[str] = Field(description="of these stages")
+    parameters: int
+    busy: float | None = Field(
+        description="share of the time of a micro-batch in which it computes; null: not known yet"
+    )
+    memory_bytes: int | None = Field(description="peak memory of its seat")
+    mail_bytes: int | None = Field(description="activations and gradients that it sent for a micro-batch")
+
+
 class JobWorkerList(_Answer):
     items: list[JobWorkerPublic]
+    stages: list[StagesPublic] = Field([], description="who holds which stages, with strategy pipeline")
+    bubble: float | None = Field(
+        None, description="share of the time of a micro-batch in which a worker waits for others, mean over all"
+    )
     exchanges: list[ExchangePublic] = Field([], description="who averaged with whom, with strategy gossip")
 
 

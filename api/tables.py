@@ -116,6 +116,10 @@ class Job(_Traffic, table=True):
     chosen: str | None = None
     """Why the job got its codecs, where its specification left the choice open (codec `auto`)."""
 
+    stages: dict[str, Any] | None = _json()
+    """Where the model is spread over workers: the layers and parameters of each of the `stages`, the `chains` of
+    workers with the stages that each holds, and how busy these `workers` are."""
+
     reassigned: int = 0
     residual_resets: int = 0
     audited: int = 0

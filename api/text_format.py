@@ -229,6 +229,14 @@ def _reassigned(data: Data, name: Name) -> str:
     return f"{data['unit'].capitalize()} {count(data['micro_batch'])} went {path}"
 
 
+def _placed(data: Data, _name: Name) -> str:
+    chains, workers = data["chains"], data["workers"]
+    if not chains:
+        return "The stages have no workers: those that are there cannot hold them all"
+    chain = f" in {count(chains)} chains" if chains > 1 else ""
+    return f"Stages placed on {count(workers)} {'worker' if workers == 1 else 'workers'}{chain}"
+
+
 def _version(data: Data, _name: Name) -> str:
     line = f"Version {count(data['version'])} committed, loss {loss(data['loss'])}"
     if doubled := data.get("doubled"):
@@ -285,6 +293,7 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "edited": _edited,
     "closed": _closed,
     "reassigned": _reassigned,
+    "placed": _placed,
     "refused": _refused,
     "folded": lambda data, _: (
         f"{count(data['submissions'])} submissions are counted but not listed, because the control plane was away"

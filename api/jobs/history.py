@@ -1,7 +1,7 @@
 """Reads a job's history: series, ledger, versions, workers, checkpoints, events."""
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +33,7 @@ from api.schemas import (
     Metrics,
     SamplePage,
     SamplePublic,
+    StagesPublic,
     VersionPage,
 )
 from api.stored_specs import plan_of
@@ -155,7 +156,11 @@ class History:
         total = sum(row.samples for row in rows) or 1
         items = [_job_worker(row, total, row.left_ms is None and job.status not in ENDED) for row in rows]
         exchanges = [ExchangePublic.model_validate(one, from_attributes=True) for one in met]
-        return JobWorkerList(items=sorted(items, key=lambda w: (not w.active, w.name, w.id)), exchanges=exchanges)
+        items.sort(key=lambda w: (not w.active, w.name, w.id))
+        stages = _stages(job.stages or {}) if job.status not in ENDED else []
+        busy = [one.busy for one in stages if one.busy is not None]
+        bubble = 1 - sum(busy) / len(busy) if busy else None
+        return JobWorkerList(items=items, exchanges=exchanges, stages=stages, bubble=bubble)
 
     def worker(self, job_id: str, worker: str) -> JobWorkerPublic:
         """A worker's part in the job, by its id. Raises NotFound."""
@@ -371,3 +376,23 @@ def _class_scores(part: str, counts: ClassCounts) -> ClassScoresPublic:
             "confused": confused,
         }
     )
+
+
+def _stages(known: Mapping[str, Any]) -> list[StagesPublic]:
+    """Who holds which stages, chain by chain, from the job's column."""
+    found = []
+    for number, chain in enumerate(known.get("chains", ())):
+        for held in chain:
+            own, about = known["stages"][held["first"] : held["stop"]], known["workers"].get(held["worker"], {})
+            found.append(
+                StagesPublic(
+                    **held,
+                    chain=number,
+                    layers=[layer for one in own for layer in one["layers"]],
+                    parameters=sum(one["parameters"] for one in own),
+                    busy=about.get("busy"),
+                    memory_bytes=about.get("memory_bytes"),
+                    mail_bytes=about.get("mail_bytes"),
+                )
+            )
+    return found

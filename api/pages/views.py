@@ -31,6 +31,7 @@ from api.schemas import (
     JobWorkerPublic,
     Metrics,
     SamplePublic,
+    StagesPublic,
 )
 from api.stored_specs import plan_of
 from api.tables import ACTIVE, Job
@@ -130,6 +131,15 @@ class JobView:
         if self.job.status != "completed" or not self.checkpoints:
             return None
         return next((one for one in self.checkpoints if one.best), self.checkpoints[0])
+
+    stages: Sequence[StagesPublic] = ()
+    """Who holds which stages, where the model is spread over workers."""
+    bubble: float | None = None
+
+    @property
+    def chains(self) -> int:
+        """The number of chains of workers that hold all stages."""
+        return len({one.chain for one in self.stages})
 
     @property
     def outcomes(self) -> dict[str, int]:
@@ -241,6 +251,8 @@ class Views:
             job=job,
             workers=workers,
             exchanges=found.exchanges,
+            stages=found.stages,
+            bubble=found.bubble,
             epochs=self._history.ledger(job_id, EPOCHS_SHOWN).epochs[::-1],
             timeline=sorted(self._history.timeline(job_id), key=lambda event: (event.at, event.id), reverse=True),
             checkpoints=[c for n, c in enumerate(saved.items) if n < CHECKPOINTS_SHOWN or c.best],

@@ -11,6 +11,7 @@ from functools import lru_cache
 from sqlalchemy import Connection, func, select
 
 from api.scheduler import recipe_seats
+from api.scheduler.machines import admitted_machines
 from api.scheduler.seat_planner import Pair
 from api.scheduler.start_backoff import Try, failing
 from api.tables import ACTIVE, JOB, TELLING, WORKER, Event, SeatRow, table
@@ -20,6 +21,7 @@ from computeshare.jobspec.memory_estimate import does_not_fit, seat_bytes
 from computeshare.jobspec.spec import JobSpec
 from computeshare.queue import WorkerInfo
 from computeshare.queue.seats import SCORING
+from computeshare.strategies.registry import stored
 from computeshare.types import machine_of
 
 TRIED_MS = 3 * 3600 * 1000
@@ -82,6 +84,7 @@ def excluded(connection: Connection, workers: Sequence[WorkerInfo], now_ms: int)
     }
     bans, unfit = _bans(connection, workers), _too_small(connection, workers) | _unfit(connection, names)
     troubles |= unfit
+    troubles |= (outside := _outside(connection, workers))
     lacking, unmet = _lacking(connection, workers)
     resting = {pair for pair, streak in stuck.items() if now_ms < streak.until_ms}
     recipes = recipe_seats.recipe_jobs(connection)
@@ -89,7 +92,7 @@ def excluded(connection: Connection, workers: Sequence[WorkerInfo], now_ms: int)
     failed = recipe_seats.failures(connection, recipes)
     broken, paused = recipe_seats.left_out(failed, names, now_ms)
     troubles |= broken
-    never = bans.keys() | unfit.keys() | lacking.keys() | unwilling.keys()
+    never = bans.keys() | unfit.keys() | outside.keys() | lacking.keys() | unwilling.keys()
     able = {
         job.id: {w.id for w in workers if _can_serve(w, job.queue) and (job.id, w.id) not in never} for job in recipes
     }
@@ -148,6 +151,20 @@ def _lacking(connection: Connection, workers: Sequence[WorkerInfo]) -> tuple[dic
     return lacking, unmet
 
 
+def _outside(connection: Connection, workers: Sequence[WorkerInfo]) -> dict[Pair, str]:
+    """Workers of invited machines, in jobs whose model is spread over workers: the gateway carries no values between
+    stages.
+    """
+    invited = admitted_machines(connection)
+    there = [worker for worker in workers if machine_of(worker.id) in invited]
+    if not there:
+        return {}
+    rows = connection.execute(select(JOB.c.id, JOB.c.spec).where(JOB.c.status.in_(ACTIVE))).all()
+    jobs = [row.id for row in rows if stored(row.spec).staging]
+    why = "a model in stages is for machines with the broker's address, not for invited ones"
+    return {(job, one.id): f"{one.name or one.id} cannot take part: {why}" for job in jobs for one in there}
+
+
 def _unfit(connection: Connection, names: Mapping[str, str]) -> dict[Pair, str]:
     """Online workers that reported their machine unfit for a job: another try would change nothing."""
     query = select(WORKER.c.job_id, WORKER.c.worker, WORKER.c.unfit).join(JOB, JOB.c.id == WORKER.c.job_id)
@@ -180,7 +197,7 @@ def _too_small(connection: Connection, workers: Sequence[WorkerInfo]) -> dict[Pa
         document = json.dumps(job.spec)
         for worker in limited:
             kind = device_type(worker.device)
-            taken = measured.get((job.id, kind))
+            taken = None if stored(job.spec).staging else measured.get((job.id, kind))  # other workers' stages differ
             why = does_not_fit(
                 taken or _least_bytes(document, kind), worker.max_memory_bytes, bool(taken), by_flag=True
             )

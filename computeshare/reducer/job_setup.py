@@ -3,7 +3,7 @@
 import contextlib
 import secrets
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from computeshare.bundles.store import BundleStore
@@ -54,7 +54,8 @@ class JobContext:
             self.frozen,
             update_parts(self.layout),
             strategy.averaging is not None,
-            delay=strategy.lag > 0,
+            strategy.staging is not None,
+            strategy.lag > 0,
         )
 
 
@@ -66,6 +67,28 @@ def _frozen(initial: "InitialState", artifacts: Artifacts) -> str:
         with contextlib.suppress(ArtifactError):
             return artifacts.manifest(token).frozen
     return initial.frozen
+
+
+def _cut(session: ReducerSession, spec: JobSpec, layout: Layout) -> Layout:
+    """The layout with the cuts between stages, which are decided and told to the workers, unless they have been.
+
+    Raises SpecError: the model cannot be split so.
+    """
+    from computeshare.pipeline.chains.stage_needs import check_mail
+    from computeshare.pipeline.partition import StagePlan
+    from computeshare.pipeline.splitter import split
+    from computeshare.tasks.registry import task_of
+
+    staging = spec.strategy.staging
+    assert staging, "the strategy splits the model"
+    text = session.stages()
+    if text is None:
+        plan = split(task_of(spec), staging, spec.plan)
+        check_mail(plan, staging, spec.plan)
+        text = session.fix_stages(plan.dump())
+        about = [{"layers": one.layers, "parameters": one.parameters, "cost": one.cost} for one in plan.stages]
+        session.announce("split", {"stages": about})
+    return replace(layout, cuts=StagePlan.parse(text).cuts_of(layout))
 
 
 def set_up(
@@ -89,12 +112,13 @@ def set_up(
     from computeshare.training.server_step import ServerStep
 
     initial = initial_state_of(spec, bundles)
-    gatherer = Gatherer(session, CODECS[spec.codecs.up], initial.layout, spec.plan, helper, spec.sharers)
-    server_step = ServerStep(spec, initial.layout)
+    layout = _cut(session, spec, initial.layout) if spec.strategy.staging else initial.layout
+    gatherer = Gatherer(session, CODECS[spec.codecs.up], layout, spec.plan, helper, spec.sharers)
+    server_step = ServerStep(spec, layout)
     return JobContext(
         spec,
         spec.plan,
-        initial.layout,
+        layout,
         devices.kind(torch.device("cpu")),
         gatherer,
         server_step,

@@ -224,6 +224,7 @@ class Replay:
 
     def _computation(self) -> "Computation":
         """The job's model and data: in this process, or a recipe's in one of its own."""
+        from computeshare.pipeline.chains.whole_replica import whole_computation
         from computeshare.tasks.registry import task_of
         from computeshare.training import devices
         from computeshare.training.computation import LocalComputation
@@ -235,6 +236,8 @@ class Replay:
         if self.spec.data:
             download(self._client.bundles, self.spec.data.bundle, store, (TRAINING_FILES,))
         instance = task_of(self.spec, store).instance(self.spec.seed, "train", self._data_dir)
+        if self.spec.strategy.staging:
+            return whole_computation(self.spec, instance, self._device)
         return LocalComputation(instance, self._device)
 
     def _initial(self) -> Weights:

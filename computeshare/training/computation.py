@@ -1,7 +1,7 @@
 """A job's model and training data in this process."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -52,6 +52,8 @@ class LocalComputation:
 
     instance: TaskInstance
     torch_device: torch.device
+    build: Callable[[JobSpec], AnyReplica] | None = None
+    """Builds the replica; by default `replica_of`."""
 
     @property
     def layout(self) -> Layout:
@@ -96,7 +98,7 @@ class LocalComputation:
         return compute
 
     def replica(self, spec: JobSpec) -> AnyReplica:
-        return replica_of(spec, self.instance, self.torch_device)
+        return self.build(spec) if self.build else replica_of(spec, self.instance, self.torch_device)
 
     def close(self) -> None:
         """Do nothing: what it holds ends with the process."""

@@ -5,7 +5,7 @@ Events come from workers too, so nothing in them is trusted: malformed events ar
 
 from collections.abc import Callable
 
-from api.projection.events import job, submissions, versions, workers
+from api.projection.events import job, stages, submissions, versions, workers
 from api.projection.events.job_projection import JobProjection
 from api.projection.events.parser import StreamEvent
 
@@ -15,6 +15,8 @@ HANDLERS: dict[str, Callable[[JobProjection, StreamEvent], None]] = {
     "mended": job.mended,
     "failed": job.failed,
     "held": job.held,
+    "split": stages.split,
+    "placed": stages.placed,
     "joined": workers.joined,
     "left": workers.left,
     "banned": workers.banned,

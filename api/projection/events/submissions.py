@@ -1,5 +1,6 @@
 """Events about workers' submissions and the micro-batches of a round."""
 
+from api.projection.events import stages
 from api.projection.events.job_projection import JobProjection
 from api.projection.events.parser import (
     OUTCOMES,
@@ -58,6 +59,8 @@ def submission(projection: JobProjection, event: StreamEvent) -> None:
     row["memory_bytes"] = memory_of(data) or row.get("memory_bytes")
     if (met := data.get("exchange")) and outcome == "accepted":
         projection.count_exchange(worker, name_of(met["peer"]), optional_of(met["distance"]))
+    if (shares := data.get("stages")) and outcome == "accepted":
+        stages.computed(projection, shares, finite_of(seconds["computing"]), event.at_ms)
     if counted:
         projection.rates.of(worker).add(event.at_ms, samples)
     if outcome in ("accepted", "duplicate"):

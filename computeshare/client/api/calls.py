@@ -143,6 +143,11 @@ class Client:
         """The workers that take or took part in a job."""
         return items(self._requests.repeatable("GET", _path(job_id, "workers")))[0]
 
+    def stages(self, job_id: str) -> list[dict[str, Any]]:
+        """Who holds which stages of a model that is spread over workers: `worker`, `first`, `stop`, `busy` and more."""
+        found = json_object(self._requests.repeatable("GET", _path(job_id, "workers")))
+        return list(found.get("stages", []))
+
     def unban(self, job_id: str, worker_id: str) -> dict[str, Any]:
         """Let a banned worker take part in a job again; returns its entry among the job's workers (`JobWorker`)."""
         return json_object(self._requests.once("POST", _path(job_id, "workers", quote(worker_id, safe=""), "unban")))

@@ -61,7 +61,7 @@ ASK_AGAIN_S = 0.5
 log = structlog.get_logger()
 
 
-class _Ended(Exception):
+class Ended(Exception):
     """The seat ends before it joins; the message is the reason."""
 
 
@@ -102,7 +102,9 @@ class SeatSession:
         self.session = WorkerSession(redis, seat.job, seat.worker, session_id, self.wires)
         self.keeper = LeaseKeeper(self.session)
         self.others: list[Wires] = []
-        """Of threads: for other workers' weights, where the strategy has peers; for both directions, with a delay."""
+        """Of threads: for other workers' weights, where the strategy has peers; for both directions, with a delay; for
+        what goes from stage to stage.
+        """
         self.status = SeatStatus()
         self.memory: SeatMemory | None = None
         """None until the device is chosen."""
@@ -119,7 +121,7 @@ class SeatSession:
         reason = "left"
         try:
             reason = self._take_part(device_name)
-        except (Fenced, JobGone, _Ended) as ended:
+        except (Fenced, JobGone, Ended) as ended:
             reason = str(ended)
         except (Interrupted, OutOfMemoryError):
             reason = ASKED
@@ -174,6 +176,8 @@ class SeatSession:
                 )
             )
             log.info("loading", job=self.seat.job, model=self.spec.model or self.spec.recipe, dataset=self.spec.dataset)
+            if self.spec.strategy.staging:
+                return self._hold_stages(device_name)
             started = time.perf_counter()
             computation = resources.enter_context(contextlib.closing(self._open(device_name, recipe)))
             self.device = computation.device
@@ -246,6 +250,30 @@ class SeatSession:
         uploads = Uploads(WorkerSession(redis, *about, up), encoder, session)
         return versions, uploads
 
+    def _hold_stages(self, device_name: str | None) -> str:
+        """Join, and compute stages of the model as they are given to this worker, until the job or the seat ends."""
+        from computeshare.worker.stages.stage_loop import StageLoop, StageSeat, join_members
+        from computeshare.worker.stages.stage_setup import await_stages, open_stages
+
+        stages = await_stages(RoundStore(self.redis, self.seat.job), self.stop)
+        if stages is None:
+            raise Ended(ASKED if self.stop.is_set() else "the job is gone")
+        setup = open_stages(self.spec, device_name, self.settings, stages)
+        self.device = setup.device
+        memory = self.memory = SeatMemory(self.spec, setup.memory, allowed_bytes(self.settings.max_memory))
+        memory.check()
+        spare_the_collector()
+        wires, mail = Wires.to(self.redis, interrupt=self.stop.is_set), Wires.to(self.redis, pacer=self._pacer)
+        self.others += [wires, mail]
+        self.status.is_loaded = True
+        self.teller.tell()
+        self._join({"kind": setup.kind, "memory_bytes": memory.needed_bytes}, "")
+        with self.keeper, join_members(self.redis, self.session, setup, memory, self.stop) as membership:
+            seat = StageSeat(
+                self.redis, self.session, self.keeper, setup, membership, memory, self.status, wires, mail, self.stop
+            )
+            return StageLoop(seat).run()
+
     def _peer(self, replica: AnyReplica, layout: Layout, token: Callable[[], str]) -> PeerReplica | None:
         """The replica with weights of its own, where the strategy has peers."""
         spec, averaging, worker = self.spec, self.spec.strategy.averaging, self.seat.worker
@@ -272,21 +300,21 @@ class SeatSession:
         self.session.report(found.model_dump_json())
 
     def _chosen(self) -> JobSpec:
-        """Wait for the specification with nothing left open. Raises _Ended; SpecError: its task is another by now."""
+        """Wait for the specification with nothing left open. Raises Ended; SpecError: its task is another by now."""
         rounds = RoundStore(self.redis, self.seat.job)
         while not self.stop.wait(ASK_AGAIN_S):
             raw = rounds.spec()
             if raw is None:
-                raise _Ended("the job is gone")
+                raise Ended("the job is gone")
             spec = JobSpec.model_validate_json(raw)
             if spec.task != self.spec.task:
                 raise SpecError("the job's task was changed in the broker after it was loaded: start the job again")
             if not spec.is_open:
                 return spec
-        raise _Ended(ASKED)
+        raise Ended(ASKED)
 
     def _join(self, about: dict[str, Any], frozen: str) -> None:
-        """Join the job once it is open. Raises _Ended: the job has ended, or does not admit this worker; Unfit: this
+        """Join the job once it is open. Raises Ended: the job has ended, or does not admit this worker; Unfit: this
         machine has built other parameters than the job's of those that are not trained, whose digest is `frozen`.
         """
         about = {"name": self.name, "device": self.device, **about}
@@ -300,7 +328,7 @@ class SeatSession:
                 )
                 return
             if status == "banned":
-                raise _Ended("this worker is banned from the job: too many of its updates were refused")
+                raise Ended("this worker is banned from the job: too many of its updates were refused")
             if status == "unlike":
                 raise Unfit(
                     "the parameters that are not trained are built by every machine, and this one builds others than "
@@ -312,9 +340,9 @@ class SeatSession:
                     "threads or versions): restart the worker"
                 )
             if status != "unopened":
-                raise _Ended(f"the job is {status}")
+                raise Ended(f"the job is {status}")
             self.session.wait(1000)
-        raise _Ended(ASKED)
+        raise Ended(ASKED)
 
     def _take_over(self, replica: DeviceGroup) -> None:
         """Take over the inner state of a worker that has left, if the strategy keeps inner states."""

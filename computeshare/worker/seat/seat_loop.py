@@ -2,9 +2,10 @@
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -16,6 +17,7 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.worker_session import Grant, Receipt, Waiting, WorkerSession
 from computeshare.runtime.failpoints import failpoint
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
+from computeshare.tensors.layout import Weights
 from computeshare.training.device_group.group import DeviceGroup
 from computeshare.training.work_units import AnyReplica
 from computeshare.transport.connections import when_there_is_room
@@ -23,7 +25,6 @@ from computeshare.types import Token
 from computeshare.worker.seat.lease_keeper import LeaseKeeper
 from computeshare.worker.seat.seat_setup import SeatMemory
 from computeshare.worker.seat.update_sender import UpdateQueue
-from computeshare.worker.seat.weights_receiver import Inbox
 
 AHEAD = 8
 """Longest round, in units, whose batches are assembled ahead: of longer rounds, other workers lease most units."""
@@ -57,6 +58,19 @@ class SeatStatus:
     """How far the seat has come with the files that the job needs; None: it fetched none."""
 
 
+class Versions(Protocol):
+    """Where the weights of versions come from, as `Inbox`."""
+
+    bytes: int
+    parts: int
+    with_news: bool
+
+    def pull(self, token: str) -> tuple[Weights | None, Grant]: ...
+    def decoded(self, grant: Grant) -> Weights: ...
+    def is_right(self) -> bool: ...
+    def forget(self) -> None: ...
+
+
 class SeatLoop:
     """Takes part in a job's rounds until the job or the seat ends."""
 
@@ -67,18 +81,20 @@ class SeatLoop:
         keeper: LeaseKeeper,
         devices: DeviceGroup,
         feedback: Feedback | None,
-        inbox: Inbox,
+        inbox: Versions,
         outbox: UpdateQueue,
         memory: SeatMemory,
         status: SeatStatus,
         stop: threading.Event,
         peer: PeerReplica | None = None,
+        about: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        """`peer`: the replica, where the strategy has peers."""
+        """`peer`: the replica, where the strategy has peers; `about`: what else to say of a submission."""
         self.session, self.keeper, self.devices, self.inbox, self.outbox = session, keeper, devices, inbox, outbox
         self.peer, self.status, self.stop = peer, status, stop
         self.marked = [one for one in (feedback, peer) if one]
         """What goes back to where it was if an update does not count."""
+        self._about = about
         self._strategy, self._plan, self._memory = spec.strategy, spec.plan, memory
         self._waiting_s = 0.0
         self._submitted_at = 0.0
@@ -249,6 +265,7 @@ class SeatLoop:
             "memory_bytes": self._memory.peak_bytes(),
             "seconds": {name: round(s, 6) for name, s in seconds.items()},
         }
+        report |= self._about()
         if self.peer:
             about = self.peer.report()
             report["bytes_down"] += about.bytes

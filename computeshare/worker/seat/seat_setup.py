@@ -27,6 +27,12 @@ class SeatMemory:
         self.saved_bytes: dict[Precision, int] = {}
         """By precision, as for `seat_bytes`."""
 
+    @property
+    def room_bytes(self) -> int:
+        """What is left of the limit for a model, now."""
+        own = self._meter.resident_bytes() if self._meter.device_type == "cpu" else 0
+        return max(1, self._room - own)
+
     def peak_bytes(self) -> int:
         """Peak memory use of the seat on its device."""
         return self._meter.peak_bytes()

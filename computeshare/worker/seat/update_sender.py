@@ -3,7 +3,7 @@
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -49,6 +49,8 @@ class UpdateQueue:
         self._messages: dict[int, list[Blob]] = {}
         self._losses: dict[int, float] = {}
         self._arrived: set[tuple[int, int]] = set()
+        self._shared: set[int] = set()
+        """Units of which other workers send parts."""
         self._goes_ahead = self._helper is not None
 
     def taker(self, unit: int, seed: int) -> Callable[[int, Vector], None]:
@@ -69,6 +71,15 @@ class UpdateQueue:
                 self._sending.append(self._helper.submit(self._send, unit, bucket, part))
 
         return take
+
+    def share(self, unit: int) -> None:
+        """Note that other workers send parts of a unit's message, under this submission's nonce."""
+        self._shared.add(unit)
+
+    def arrived(self, unit: int, buckets: Iterable[int], count: int) -> None:
+        """Note that other workers have sent these buckets, `count` bytes."""
+        self._arrived.update((unit, bucket) for bucket in buckets)
+        self.bytes += count
 
     def complete(self, unit: int, buffers: Vector, loss: float) -> None:
         """Complete a unit's message with its buffers (b,) and its loss."""
@@ -106,7 +117,7 @@ class UpdateQueue:
 
     def forget(self) -> None:
         """Delete the parts sent ahead from the broker."""
-        if units := {unit for unit, _ in self._arrived}:
+        if units := {unit for unit, _ in self._arrived} | self._shared:
             self._session.unstage(self.nonce, units)
         self._arrived.clear()
 

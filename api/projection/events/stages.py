@@ -1,0 +1,62 @@
+"""Events about the stages of a model that is spread over workers: the split, who holds what, how busy they are."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from api.projection.events.job_projection import JobProjection
+from api.projection.events.parser import StreamEvent, count_of, finite_of, name_of
+from computeshare.strategies.base import MOST_STAGES
+
+MOST_LAYERS, MOST_CHAINS = 1000, 4096
+"""The most layers of a stage that are kept, and the most chains of workers."""
+SMOOTH = 0.2
+"""Weight of the newest micro-batch in the share of the time that a worker is busy."""
+
+
+def split(projection: JobProjection, event: StreamEvent) -> None:
+    """The reducer has decided where the model is split."""
+    stages = [
+        {"layers": [name_of(layer) for layer in one["layers"][:MOST_LAYERS]], "parameters": count_of(one["parameters"])}
+        for one in event.data["stages"][:MOST_STAGES]
+    ]
+    projection.state["stages"] = json.dumps({"stages": stages, "chains": [], "workers": {}})
+
+
+def placed(projection: JobProjection, event: StreamEvent) -> None:
+    """The stages were given to other workers than before."""
+    chains = [[_held(one) for one in chain[:MOST_STAGES]] for chain in event.data["chains"][:MOST_CHAINS]]
+    known = _known(projection)
+    holding = {one["worker"] for chain in chains for one in chain}
+    known |= {"chains": chains, "workers": {w: about for w, about in known["workers"].items() if w in holding}}
+    projection.state["stages"] = json.dumps(known)
+    projection.add_event(
+        event, {"number": count_of(event.data["number"]), "chains": len(chains), "workers": len(holding)}
+    )
+
+
+def computed(projection: JobProjection, shares: Sequence[Mapping[str, Any]], seconds: float, at_ms: int) -> None:
+    """A chain of workers computed a micro-batch in so many seconds."""
+    known = _known(projection)
+    for share in shares[:MOST_STAGES]:
+        worker, busy_s = name_of(share["worker"]), finite_of(share["busy_s"])
+        busy = min(1.0, busy_s / seconds) if seconds > 0 else 0.0
+        before = known["workers"].get(worker, {"busy": busy})["busy"]
+        memory, mail = count_of(share["memory_bytes"]), count_of(share["mail_bytes"])
+        now = {"busy": before + SMOOTH * (busy - before), "memory_bytes": memory, "mail_bytes": mail}
+        known["workers"][worker] = now
+        row = projection.worker_row(worker)
+        row["seen_ms"], row["memory_bytes"] = max(row["seen_ms"], at_ms), memory or row.get("memory_bytes")
+    projection.state["stages"] = json.dumps(known)
+
+
+def _known(projection: JobProjection) -> dict[str, Any]:
+    known: dict[str, Any] = json.loads(projection.state["stages"] or '{"stages": [], "chains": [], "workers": {}}')
+    return known
+
+
+def _held(one: Mapping[str, Any]) -> dict[str, Any]:
+    first, stop = count_of(one["first"]), count_of(one["stop"])
+    if not first < stop <= MOST_STAGES:
+        raise ValueError("no run of stages")
+    return {"worker": name_of(one["worker"]), "first": first, "stop": stop}

@@ -1,0 +1,175 @@
+"""A chain of workers as its leader sees it: one replica that computes whole units."""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import structlog
+from redis.exceptions import OutOfMemoryError
+
+from computeshare.codecs import frame
+from computeshare.codecs.registry import EXACT
+from computeshare.errors import CodecError, Interrupted
+from computeshare.pipeline.chains.mail import DONE, ORDER, ChainMail, Inbox, Letter, Outbox
+from computeshare.pipeline.chains.placement import Held
+from computeshare.pipeline.chains.stage_weights import StageParts
+from computeshare.pipeline.stage_replica import StageReplica, StageUpdate
+from computeshare.tensors.layout import Weights
+from computeshare.training.work_units import Compilation, Take, Update
+from computeshare.types import Blob, Vector
+from computeshare.worker.seat.update_sender import UpdateQueue
+
+TURN_BITS = 32
+"""Of a turn, for the attempts of a placement."""
+AGAIN_S = 0.5
+"""Pause after an attempt that a full broker or a damaged message ended."""
+LONGEST_SHARE = 1 << 20
+"""Bytes of what a worker says of its part, besides buffers."""
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A leader's order to the others of its chain: compute your stages of a unit, on a version."""
+
+    placement: int
+    leader: str
+    token: str
+    unit: int
+
+    def dump(self) -> bytes:
+        return json.dumps([self.placement, self.leader, self.token, self.unit]).encode()
+
+    @classmethod
+    def parse(cls, body: Blob) -> "Order":
+        """Raises ValueError, TypeError: it is none."""
+        placement, leader, token, unit = json.loads(bytes(body))
+        return cls(int(placement), str(leader), str(token), int(unit))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a worker of a chain did for a unit; `sent_bytes` it has sent as its part of the update."""
+
+    worker: str
+    first: int
+    stop: int
+    busy_s: float
+    mail_bytes: int
+    memory_bytes: int
+    loss: float | None = None
+    sent_bytes: int = 0
+
+    @classmethod
+    def of(cls, held: Held, updates: Sequence[StageUpdate], memory_bytes: int, sent: int = 0) -> "Share":
+        """From the updates of the stages that a worker holds."""
+        losses = [one.loss for one in updates if one.loss is not None]
+        busy_s = round(sum(one.busy_s for one in updates), 6)
+        mail = sum(one.sent_bytes for one in updates)
+        loss = losses[0] if losses else None
+        return cls(held.worker, held.first, held.stop, busy_s, mail, memory_bytes, loss, sent)
+
+    def dump(self, buffers: Vector) -> bytes:
+        """Encode with the buffers (b,) of the worker's stages, joined."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return frame.join([json.dumps(fields).encode(), EXACT.encode(buffers)])
+
+    @classmethod
+    def parse(cls, body: Blob, buffers: int) -> "tuple[Share, Vector]":
+        """Raises CodecError: it is malformed, or has another number of `buffers`."""
+        about, values = frame.split(body, 2)
+        try:
+            share = cls(**json.loads(bytes(about[:LONGEST_SHARE])))
+        except (ValueError, TypeError) as error:
+            raise CodecError("what a worker of the chain says of its stages is malformed") from error
+        return share, EXACT.decode(values, buffers)
+
+
+@dataclass
+class ChainReplica:
+    """Computes units with the other workers of a chain, of which this worker holds the first stages. A replica."""
+
+    placement: int
+    chain: Sequence[Held]
+    own: StageReplica
+    parts: Mapping[Held, StageParts]
+    inbox: Inbox
+    outbox: Outbox
+    queue: UpdateQueue
+    token: Callable[[], str]
+    """Of the version that was loaded last."""
+    recalled: Callable[[], bool]
+    memory_bytes: Callable[[], int]
+    release: Callable[[], None]
+    """Hands the lease on a unit back."""
+    shares: list[Share] = field(default_factory=list)
+    """Of the last unit, in the chain's order."""
+    kept: None = None
+    room: None = None
+    _turn: int = 0
+    compilation: Compilation = field(default_factory=Compilation)
+
+    def load(self, weights: Weights) -> None:
+        self.own.load(self.parts[self.chain[0]].views(weights))
+        self._buffers = weights.buffers
+
+    def prefetch(self, micro_batches: Iterable[int]) -> None:
+        """Do nothing."""
+
+    def walk(self, micro_batches: Sequence[int]) -> Update:
+        """Never called: nothing is measured before the stages are placed."""
+        raise NotImplementedError
+
+    def compute(self, unit: int, goes_on: Callable[[], bool] = lambda: True, take: Take | None = None) -> Update:
+        """Order the others to compute their stages, compute the own ones, and wait for the others' reports.
+
+        Raises Interrupted: the placement or the lease no longer holds, or another worker cannot compute its stages.
+        """
+        leader, *others = self.chain
+        attempt = self.queue.nonce
+        self._turn += 1
+        turn = (self.placement << TURN_BITS) + self._turn
+        self.inbox.begin(turn)
+        self.queue.share(unit)
+        order = Order(self.placement, leader.worker, self.token(), unit).dump()
+
+        def wanted() -> bool:
+            return goes_on() and not self.recalled()
+
+        mail = ChainMail(attempt, turn, self.chain, leader, self.inbox, self.outbox, wanted)
+        try:
+            for one in others:
+                self.outbox.send(one.session, Letter(attempt, turn, one.first, ORDER, order))
+            updates = self.own.compute(unit, mail, wanted, take)
+            self.shares = [Share.of(leader, updates, self.memory_bytes())]
+            buffers = self._buffers.copy()
+            own = self.parts[leader]
+            own.put_buffers(buffers, own.joined_buffers([one.buffers for one in updates]))
+            for one in others:
+                parts = self.parts[one]
+                share, values = Share.parse(mail.receive(0, f"{DONE}{one.first}"), parts.buffer_count)
+                parts.put_buffers(buffers, values)
+                self.queue.arrived(unit, parts.own, share.sent_bytes + share.mail_bytes)
+                self.shares.append(share)
+            self.outbox.settle()
+        except (OutOfMemoryError, CodecError) as error:
+            log.warning("micro-batch not computed", unit=unit, error=str(error))
+            self.outbox.drop()
+            time.sleep(AGAIN_S)
+            self.release()
+            raise Interrupted(str(error)) from error
+        except BaseException:
+            self.outbox.drop()
+            self.release()
+            raise
+        self.queue.arrived(unit, (), self.shares[0].mail_bytes)
+        losses = [one.loss for one in self.shares if one.loss is not None]
+        return Update(np.empty(0, np.float32), buffers, losses[0] if losses else float("nan"))
+
+    def report(self) -> dict[str, Any]:
+        """What to say of a submission: who computed which stages, and for how long each was busy."""
+        fields = ("worker", "first", "stop", "busy_s", "mail_bytes", "memory_bytes")
+        return {"stages": [{name: getattr(one, name) for name in fields} for one in self.shares]}

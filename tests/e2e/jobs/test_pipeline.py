@@ -1,0 +1,56 @@
+"""Pipeline: the same weights for any workers, with or without deaths, every sample once, a replay that matches."""
+
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load
+
+from computeshare.client import Client
+from computeshare.replay.replay import Replay
+from tests.support.control_plane import DIGITS_MLP, ControlPlane
+
+pytestmark = pytest.mark.e2e
+UP = ("--workers", "3", "--queue", "e2e")
+SPEC: dict[str, Any] = {name: DIGITS_MLP[name] for name in ("dataset", "model", "queue", "micro_batch")}
+SPEC |= {"rounds": 120, "accumulate": 4, "micro_batches_per_round": 2, "evaluate_every": 0, "checkpoint_every": 20}
+SPEC |= {"codec": {"up": "float32", "down": "float32"}}
+PIPELINE = {"strategy": {"kind": "pipeline", "stages": 2}}
+
+
+def weights(plane: ControlPlane, job_id: str) -> dict[str, Any]:
+    answer = plane.http.get(f"/v1/jobs/{job_id}/checkpoints/latest")
+    assert answer.status_code == 200
+    return load(answer.content)
+
+
+def test_one_worker_two_and_two_that_die_make_the_same_weights(plane: ControlPlane) -> None:
+    alone = plane.finish(plane.create(**SPEC, **PIPELINE, workers={"min": 1, "max": 1}))
+    two = plane.finish(plane.create(**SPEC, **PIPELINE, workers={"min": 2, "max": 2}))
+    assert two["weights_sha256"] == alone["weights_sha256"] and two["accuracy"] > 0.9
+
+    dying = plane.create(**SPEC, **PIPELINE, workers={"min": 1, "max": 2})
+    for version in (20, 70):
+        plane.reach(dying, version)
+        holders = plane.get(f"/v1/jobs/{dying}/workers")["stages"]
+        last = holders[-1]["worker"]
+        pid = next(one["pid"] for one in plane.get("/v1/workers")["items"] if one["id"] == last)
+        os.kill(pid, signal.SIGKILL)
+    job = plane.finish(dying)
+    assert job["weights_sha256"] == alone["weights_sha256"]
+    epochs = plane.get(f"/v1/jobs/{dying}/ledger")["epochs"]
+    assert all(epoch["counted"] == epoch["samples"] and not epoch["missing"] for epoch in epochs)
+
+    synced = plane.finish(plane.create(**SPEC, workers={"min": 1, "max": 1}))
+    expected, found = weights(plane, synced["id"]), weights(plane, two["id"])
+    assert all(np.abs(found[name] - values).max() < 1e-5 for name, values in expected.items())
+
+
+def test_a_replay_of_a_pipeline_matches(plane: ControlPlane) -> None:
+    job = plane.finish(plane.create(**SPEC | {"rounds": 10}, **PIPELINE, workers={"min": 2, "max": 2}))
+    with Client(plane.url, (plane.home / "token").read_text().strip()) as client:
+        replay = Replay(client, job["id"], plane.home / "data")
+        assert [one.version for one in replay.run()] == [*range(1, 11)]
+        assert replay.verdict().outcome == "matches"

@@ -1,0 +1,216 @@
+"""Chains of workers on a real broker: the same weights, bit for bit, whoever holds the stages."""
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from redis import Redis
+
+from computeshare.codecs.registry import CODECS
+from computeshare.errors import CodecError, Interrupted
+from computeshare.pipeline.chains.mail import Inbox, Letter, Outbox
+from computeshare.pipeline.chains.stage_weights import StageParts, StageVersions
+from computeshare.protocol.keys import JobKeys
+from computeshare.protocol.worker_session import WorkerSession
+from computeshare.settings import Settings
+from computeshare.transport.wire import Wires
+from computeshare.worker.stages.stage_setup import StageSetup, await_stages, open_stages
+from tests.support.job_reducer import Job
+from tests.support.rounds import events
+from tests.support.stage_seats import Seat
+
+ROUNDS = 5
+FIELDS: dict[str, Any] = {"micro_batch": 16, "accumulate": 4, "micro_batches_per_round": 2, "rounds": ROUNDS}
+FIELDS |= {"codec": {"up": "float32", "down": "float32"}}
+PIPELINE: dict[str, Any] = {"kind": "pipeline", "stages": 2}
+
+
+def setup_of(job: Job) -> StageSetup:
+    plan = await_stages(job.store, threading.Event())
+    assert plan is not None
+    return open_stages(job.spec, "cpu", Settings(), plan)
+
+
+def train(job: Job, at_version: Callable[[int], None] = lambda version: None, patience_s: float = 120) -> None:
+    """Have the reducer make versions until the job's last."""
+    deadline, seen = time.monotonic() + patience_s, -1
+    while time.monotonic() < deadline:
+        state = job.store.read()
+        assert state is not None
+        if state.version != seen:
+            seen = state.version
+            at_version(seen)
+        if seen == job.spec.rounds_total:
+            return
+        job.reducer.advance()
+        time.sleep(0.01)
+    raise AssertionError(f"the job stands at version {seen}")
+
+
+def digests(job: Job) -> list[str]:
+    return [event["sha256"] for event in events(job.store, "version")]
+
+
+def losses(job: Job) -> list[float]:
+    return [event["loss"] for event in events(job.store, "version")]
+
+
+Run = Callable[..., Job]
+
+
+@pytest.fixture
+def run(start: Callable[..., Job], redis_url: str) -> Run:
+    """Trains a job to its end with some workers; `at` is called with each version, the seats, and what adds a seat."""
+
+    def run(workers: int, at: Callable[..., None] | None = None, **changes: Any) -> Job:
+        job = start(**FIELDS | {"strategy": PIPELINE} | changes)
+        seats: list[Seat] = []
+
+        def add() -> None:
+            seats.append(Seat(redis_url, job.job_id, f"worker{len(seats)}"))
+
+        for _ in range(workers):
+            add()
+        try:
+            train(job, (lambda version: at(version, seats, add)) if at else lambda version: None)
+        finally:
+            for seat in seats:
+                seat.leave()
+        return job
+
+    return run
+
+
+def test_chains_make_the_versions_of_one_worker(run: Run) -> None:
+    expected = digests(run(1))
+    assert len(expected) == ROUNDS
+    for workers in (2, 4):
+        assert digests(run(workers)) == expected, f"{workers} workers"
+
+
+def test_the_weights_are_those_of_sync_within_rounding(run: Run, start: Callable[..., Job]) -> None:
+    piped = run(2)
+    synced = start(**FIELDS, strategy={"kind": "sync"})
+    hand = synced.hand("worker")
+    while (state := synced.store.read()) and state.version < ROUNDS:
+        synced.round(hand)
+    assert losses(piped) == pytest.approx(losses(synced), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"schedule": "gpipe"}, {"recompute": True}, {"schedule": "gpipe", "recompute": True}],
+    ids=str,
+)
+def test_schedules_differ_in_time_and_memory_alone(run: Run, changes: dict[str, Any]) -> None:
+    assert digests(run(2, strategy=PIPELINE | changes)) == digests(run(1))
+
+
+@pytest.mark.parametrize("codec", ["bfloat16", "int8"])
+def test_rounded_activations_are_rounded_within_a_worker_too(run: Run, codec: str) -> None:
+    strategy = PIPELINE | {"activations": codec}
+    assert digests(run(2, strategy=strategy)) == digests(run(1, strategy=strategy))
+
+
+def test_a_stage_whose_worker_dies_goes_to_another_and_no_bit_changes(run: Run) -> None:
+    def kill(version: int, seats: list[Seat], add: Callable[[], None]) -> None:
+        if version in (1, 3):
+            add()
+            seats[version // 2].die()
+
+    job = run(2, kill)
+    assert digests(job) == digests(run(1))
+    counted = [unit for event in events(job.store, "version") for unit in event["counted"]]
+    assert [unit[0] if isinstance(unit, list) else unit for unit in counted] == [*range(2 * ROUNDS)]
+
+
+def test_the_last_worker_takes_over_all_stages(run: Run) -> None:
+    def kill(version: int, seats: list[Seat], add: Callable[[], None]) -> None:
+        if version == 2:
+            seats[0].die()
+
+    assert digests(run(2, kill)) == digests(run(1))
+
+
+def test_submissions_tell_who_computed_what(run: Run) -> None:
+    job = run(2)
+    told = [event["stages"] for event in events(job.store, "submission") if event["outcome"] == "accepted"]
+    assert any([(one["first"], one["stop"]) for one in shares] == [(0, 1), (1, 2)] for shares in told)
+    assert all(one["busy_s"] > 0 for shares in told for one in shares)
+    (split,) = events(job.store, "split")
+    assert sum(one["parameters"] for one in split["stages"]) == setup_of(job).layout.parameters
+
+
+def test_a_stage_reads_its_own_part_of_a_version_and_notices_damage(start: Callable[..., Job]) -> None:
+    job = start(**FIELDS, strategy=PIPELINE)
+    setup, session = setup_of(job), WorkerSession(job.redis, job.job_id, "reader", uuid.uuid4().hex)
+    state = job.store.read()
+    assert state is not None
+    token, whole = str(state.token), {}
+    for stage in range(2):
+        parts = StageParts(setup.layout, setup.stages, range(stage, stage + 1))
+        versions = StageVersions(job.redis, session, CODECS["float32"], parts, Wires.to(job.redis))
+        weights = versions.read(token)
+        assert weights is not None
+        found = parts.views(weights)
+        assert {*found} == {*setup.stages.stages[stage].names, *setup.stages.stages[stage].borrowed}
+        whole |= found
+        key = job.store.keys.weights(token)
+        theirs = next(bucket for bucket in range(len(setup.layout.buckets)) if bucket not in parts.read)
+        before = job.redis.hget(key, str(theirs))
+        job.redis.hset(key, str(theirs), b"another stage's part")
+        assert versions.read(token) is not None, "it does not read what it does not use"
+        job.redis.hset(key, str(theirs), before or b"")
+        mine = parts.read[0]
+        right = job.redis.hget(key, str(mine))
+        other = CODECS["float32"].encode(np.ones(setup.layout.bucket_sizes[mine], np.float32))
+        job.redis.hset(key, str(mine), other)
+        with pytest.raises(CodecError, match="digest mismatch"):
+            versions.read(token)
+        job.redis.hset(key, str(mine), right or b"")
+    assert {*whole} == {one.name for one in setup.layout.tensors}
+
+
+def mailbox(redis: Redis, job_id: str, *letters: Letter) -> Inbox:
+    """A session's messages, after these were sent."""
+    keys = JobKeys(job_id)
+    outbox = Outbox(redis, keys.mail)
+    for letter in letters:
+        outbox.send("s", letter)
+    outbox.settle()
+    return Inbox(redis, keys.mail("s"))
+
+
+def test_a_message_that_comes_twice_counts_once_and_an_earlier_turns_not_at_all(redis: Redis, job_id: str) -> None:
+    new = Letter("new", 2, 1, "f0.0", b"1")
+    inbox = mailbox(redis, job_id, Letter("old", 1, 1, "f0.0", b"0"), new, new, Letter("new", 2, 1, "f0.1", b"2"))
+    inbox.begin(2)
+    assert [bytes(inbox.receive("new", 1, f"f0.{piece}", lambda: True)) for piece in (0, 1)] == [b"1", b"2"]
+    waits = iter([True, True, False])
+    with pytest.raises(Interrupted):
+        inbox.receive("old", 1, "f0.0", lambda: next(waits))
+    assert 0 < redis.ttl(JobKeys(job_id).mail("s")) <= 120
+    inbox.close()
+    assert not redis.exists(JobKeys(job_id).mail("s"))
+
+
+def test_values_may_come_before_the_order_that_they_belong_to(redis: Redis, job_id: str) -> None:
+    early = Letter("second", 2, 2, "f1.0", b"value")
+    inbox = mailbox(redis, job_id, Letter("first", 1, 2, "order", b""), early, Letter("second", 2, 2, "order", b"do"))
+    first = inbox.order(lambda: True)
+    assert first and first.attempt == "first"
+    with pytest.raises(Interrupted):
+        inbox.receive("first", 2, "f1.0", lambda: True)
+    second = inbox.order(lambda: True)
+    assert second and (second.attempt, second.body) == ("second", b"do")
+    assert inbox.receive("second", 2, "f1.0", lambda: True) == b"value"
+
+
+def test_a_worker_without_its_stages_weights_has_the_unit_called_off(redis: Redis, job_id: str) -> None:
+    inbox = mailbox(redis, job_id, Letter("now", 1, 0, "failed", b""))
+    with pytest.raises(Interrupted, match="another worker"):
+        inbox.receive("now", 1, "f0.0", lambda: True)

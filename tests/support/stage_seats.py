@@ -1,0 +1,66 @@
+"""Workers that hold stages of a model, each in a process of its own."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import uuid
+from typing import Any
+
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.worker_session import WorkerSession
+from computeshare.settings import Settings
+from computeshare.transport.connections import connect
+from computeshare.transport.wire import Wires
+from tests.support.rounds import take_seat
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["tests.support.stage_seats", "computeshare.worker.stages.stage_loop"])
+
+
+def hold(url: str, job_id: str, worker: str) -> None:
+    """Take part in a job until SIGTERM or its end, as a seat does."""
+    import torch
+
+    from computeshare.worker.seat.lease_keeper import LeaseKeeper
+    from computeshare.worker.seat.seat_loop import SeatStatus
+    from computeshare.worker.seat.seat_setup import SeatMemory
+    from computeshare.worker.stages.stage_loop import StageLoop, StageSeat, join_members
+    from computeshare.worker.stages.stage_setup import await_stages, open_stages
+
+    torch.set_num_threads(1)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    redis = connect(url)
+    rounds = RoundStore(redis, job_id)
+    plan, spec = await_stages(rounds, stop), rounds.spec()
+    assert plan and spec
+    setup = open_stages(JobSpec.model_validate_json(spec), "cpu", Settings(), plan)
+    memory = SeatMemory(setup.spec, setup.memory, 0)
+    session = WorkerSession(redis, job_id, worker, uuid.uuid4().hex)
+    take_seat(session)
+    keeper, wires, mail = LeaseKeeper(session), Wires.to(redis), Wires.to(redis)
+    with keeper, join_members(redis, session, setup, memory, stop) as membership:
+        seat = StageSeat(redis, session, keeper, setup, membership, memory, SeatStatus(), wires, mail, stop)
+        StageLoop(seat).run()
+    session.leave("left")
+
+
+class Seat:
+    """A worker's seat in a process."""
+
+    def __init__(self, url: str, job_id: str, worker: str) -> None:
+        self.worker = worker
+        self._process: Any = PROCESSES.Process(target=hold, args=(url, job_id, worker), daemon=True)
+        self._process.start()
+
+    def leave(self) -> None:
+        if self._process.is_alive():
+            self._process.terminate()
+            self._process.join(20)
+
+    def die(self) -> None:
+        """End without a word to the others."""
+        os.kill(self._process.pid, signal.SIGKILL)
+        self._process.join(20)
