@@ -165,7 +165,7 @@ class JobPublic(_Answer):
     refused: int
     reassigned: int
     residual_resets: int = Field(
-        description="times that a worker joined a running job with an empty error-feedback residual (codec topk up)"
+        description="times that a worker joined a running job with an empty residual (codecs topk and lowrank up)"
     )
     audited: int = Field(description="updates that a second machine computed as well, and that were compared")
     confirmed: int = Field(description="audited updates that were the same bits")

@@ -22,10 +22,13 @@ import torch
 from torch.nn import functional
 
 from computeshare.codecs.base import Codec
+from computeshare.codecs.messages import fitted
 from computeshare.codecs.registry import CODECS
 from computeshare.settings import Settings
 from computeshare.tasks.images import models
 from computeshare.tasks.images.datasets import splits
+from computeshare.tasks.modules import layout_of
+from computeshare.tensors.layout import BUCKET, Layout
 from computeshare.types import Vector
 
 GRADIENTS = {  # model, input, steps before the gradient is taken
@@ -34,7 +37,6 @@ GRADIENTS = {  # model, input, steps before the gradient is taken
     "resnet18": ("resnet18", (3, 32, 32), 30),
     "resnet18-64": ("resnet18", (3, 64, 64), 10),
 }
-BUCKET = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +71,26 @@ def _trained(model: str, shape: tuple[int, int, int], steps: int, data_dir: Path
     return np.concatenate([p.grad.numpy().ravel() for p in module.parameters() if p.grad is not None])
 
 
-def measure(codec: Codec, values: Vector, times: int) -> Row:
+def layout(name: str) -> Layout:
+    """The layout of a gradient of `GRADIENTS`."""
+    model, shape, _ = GRADIENTS[name]
+    return layout_of(models.build(model, shape, 10, 0))
+
+
+def measure(codec: Codec, values: Vector, layout: Layout, times: int) -> Row:
     """Medians over `times` runs through all buckets; decoding writes into one preallocated vector."""
-    buckets = list(_buckets(values))
-    blobs = [codec.encode(bucket, seed) for seed, bucket in enumerate(buckets)]
+    buckets, codecs = list(_buckets(values)), fitted(codec, layout)
+    blobs = [one.encode(bucket, seed) for seed, (one, bucket) in enumerate(zip(codecs, buckets, strict=True))]
     out = np.empty_like(values)
     into = list(_buckets(out))
 
     def encode() -> None:
-        for seed, bucket in enumerate(buckets):
-            codec.encode(bucket, seed)
+        for seed, (one, bucket) in enumerate(zip(codecs, buckets, strict=True)):
+            one.encode(bucket, seed)
 
     def decode() -> None:
-        for blob, target in zip(blobs, into, strict=True):
-            codec.decode(blob, target.size, target)
+        for one, blob, target in zip(codecs, blobs, into, strict=True):
+            one.decode(blob, target.size, target)
 
     encoding, decoding = (values.nbytes / 1e6 / median_s(work, times) for work in (encode, decode))
     lost = np.linalg.norm(out.astype(np.float64) - values) / np.linalg.norm(values.astype(np.float64))
@@ -131,9 +139,9 @@ def main() -> None:
         "| gradient | codec | ratio | encode MB/s | decode MB/s | error | memcpy MB/s |\n|---|---|---|---|---|---|---|"
     )
     for name in options.model or GRADIENTS:
-        values = gradient(name, Settings().data_dir, options.folder)
+        values, laid_out = gradient(name, Settings().data_dir, options.folder), layout(name)
         for label, codec in CODECS.items():
-            row, copied = measure(codec, values, options.times), memcpy_mb_s(values, options.times)
+            row, copied = measure(codec, values, laid_out, options.times), memcpy_mb_s(values, options.times)
             speeds = f"{row.encode_mb_s:.0f} | {row.decode_mb_s:.0f}"
             print(f"| `{name}` | `{label}` | {row.ratio:.1f} | {speeds} | {row.error:.2g} | {copied:.0f} |", flush=True)
 

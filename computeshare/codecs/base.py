@@ -7,6 +7,7 @@ decoder a receiver runs.
 from collections.abc import Sequence
 from typing import Protocol
 
+from computeshare.tensors.layout import Piece
 from computeshare.types import Blob, Vector
 
 
@@ -44,6 +45,13 @@ class Codec(Protocol):
     def auto_down(self) -> Sequence[str]:
         """The codecs down that `codec: auto` tries with this codec up, the least lossy first; empty: `auto` never
         chooses this codec up.
+        """
+        ...
+
+    def fitted(self, pieces: Sequence[Piece]) -> "Codec":
+        """This codec for vectors made of these pieces of tensors, in order; itself if their shapes do not matter.
+
+        Sender and receiver must use the same pieces.
         """
         ...
 

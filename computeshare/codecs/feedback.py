@@ -16,9 +16,9 @@ class Feedback:
     Source: Karimireddy et al., arXiv:1901.09847. Memory: two vectors and one bucket. Not thread-safe.
     """
 
-    def __init__(self, codec: Codec, sizes: Sequence[int]) -> None:
-        """Start with a residual of zeros. `sizes`: the number of values in each bucket."""
-        self._codec = codec
+    def __init__(self, codecs: Sequence[Codec], sizes: Sequence[int]) -> None:
+        """Start with a residual of zeros. For each bucket, its codec and its number of values."""
+        self._codecs = codecs
         self._owed = np.zeros(sum(sizes), np.float32)
         self._buckets = np.split(self._owed, np.cumsum(sizes)[:-1])
         self._decoded = np.empty(max(sizes, default=0), np.float32)
@@ -30,11 +30,11 @@ class Feedback:
         Non-finite values are sent, since the receiver judges them, but the bucket's residual is then set to zero:
         otherwise it would stay non-finite for ever.
         """
-        owed = self._buckets[bucket]
+        owed, codec = self._buckets[bucket], self._codecs[bucket]
         owed += values
-        blob = self._codec.encode(owed, seed, compress)
+        blob = codec.encode(owed, seed, compress)
         with np.errstate(invalid="ignore"):
-            owed -= self._codec.decode(blob, owed.size, self._decoded[: owed.size])
+            owed -= codec.decode(blob, owed.size, self._decoded[: owed.size])
         if not np.isfinite(owed).all():
             owed.fill(0)
         return blob

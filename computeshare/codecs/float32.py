@@ -1,11 +1,12 @@
 """Full precision: four bytes per value."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
 from computeshare.codecs import frame
+from computeshare.tensors.layout import Piece
 from computeshare.types import Blob, Vector
 
 
@@ -18,6 +19,9 @@ class Float32:
     differences: ClassVar[bool] = False
     bytes_per_value: ClassVar[int] = 4
     auto_down: ClassVar[Sequence[str]] = ()
+
+    def fitted(self, pieces: Sequence[Piece]) -> Self:
+        return self
 
     def encode(self, values: Vector, seed: int = 0, compress: bool = True) -> bytes:
         return frame.pack(np.ascontiguousarray(values, "<f4"), compress)

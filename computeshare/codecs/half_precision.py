@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from computeshare.codecs import frame
+from computeshare.tensors.layout import Piece
 from computeshare.types import Blob, Vector
 
 Words = npt.NDArray[np.uint16]
@@ -30,6 +31,9 @@ class Halves:
     residual: ClassVar[bool] = False
     differences: ClassVar[bool] = False
     bytes_per_value: ClassVar[int] = 2
+
+    def fitted(self, pieces: Sequence[Piece]) -> Self:
+        return self
 
     def encode(self, values: Vector, seed: int = 0, compress: bool = True) -> bytes:
         import torch

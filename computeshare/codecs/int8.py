@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from functools import cache
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from computeshare.codecs import frame
 from computeshare.errors import CodecError
+from computeshare.tensors.layout import Piece
 from computeshare.types import Blob, Vector
 
 BLOCK = 512
@@ -36,6 +37,9 @@ class Int8:
     differences: ClassVar[bool] = True
     bytes_per_value: ClassVar[int] = 2
     auto_down: ClassVar[Sequence[str]] = ("int8",)
+
+    def fitted(self, pieces: Sequence[Piece]) -> Self:
+        return self
 
     def encode(self, values: Vector, seed: int = 0, compress: bool = True) -> bytes:
         blocks = -(-values.size // BLOCK)

@@ -46,6 +46,11 @@ def weights_parts(layout: Layout) -> int:
     return len(layout.buckets) + 2 + bool(layout.cuts)
 
 
+def fitted(codec: Codec, layout: Layout) -> list[Codec]:
+    """The codec for each bucket of the parameters."""
+    return [codec.fitted(pieces) for pieces in layout.pieces]
+
+
 class UpdateEncoder:
     """Encodes updates of one layout as messages, bucket by bucket.
 
@@ -55,7 +60,8 @@ class UpdateEncoder:
     """
 
     def __init__(self, codec: Codec, layout: Layout, feedback: Feedback | None = None, compress: bool = True) -> None:
-        self._encode = feedback.encode if feedback else lambda _, *about: codec.encode(*about)
+        codecs = fitted(codec, layout)
+        self._encode = feedback.encode if feedback else lambda bucket, *about: codecs[bucket].encode(*about)
         self._layout, self._compress = layout, compress
         self.buckets, self.parts = len(layout.buckets), update_parts(layout)
 
@@ -80,7 +86,7 @@ def encode_update(codec: Codec, vector: Vector, buffers: Vector, layout: Layout,
 
 def feedback_of(codec: Codec, layout: Layout) -> Feedback | None:
     """A zero residual for updates of this layout, if the codec needs error feedback."""
-    return Feedback(codec, layout.bucket_sizes) if codec.residual else None
+    return Feedback(fitted(codec, layout), layout.bucket_sizes) if codec.residual else None
 
 
 def decode_update(codec: Codec, message: Message, layout: Layout, out: Vector | None = None) -> tuple[Vector, Vector]:
@@ -107,7 +113,7 @@ def decode_bucket(codec: Codec, frames: Message, layout: Layout, bucket: int, ou
     """
     there = _whole(frames, len(parts_of(layout, bucket)))
     buffers = EXACT.decode(there[1], layout.buffers) if len(there) > 1 else np.zeros(0, np.float32)
-    return codec.decode(there[0], layout.bucket_sizes[bucket], out), buffers
+    return codec.fitted(layout.pieces[bucket]).decode(there[0], layout.bucket_sizes[bucket], out), buffers
 
 
 def largest_update(layout: Layout) -> int:
@@ -152,7 +158,7 @@ def _encoded_weights(
         values = weights.parameters[bucket]
         if before is not None:
             values = np.subtract(values, before[bucket], out=scratch[: values.size])
-        yield codec.encode(values, seed + index, compress)
+        yield codec.fitted(layout.pieces[index]).encode(values, seed + index, compress)
     yield EXACT.encode(weights.buffers)
     yield frame.pack(weights.counters.astype("<i8", copy=False))
 
@@ -171,7 +177,8 @@ def decode_some(
     for index, part in zip([*buckets, count, count + 1], parts, strict=False):
         if digests[_DIGEST_BYTES * index :][:_DIGEST_BYTES] != _digest(part):
             raise CodecError(f"digest mismatch: part {index} of the weights was damaged")
-    values = {one: codec.decode(part, layout.bucket_sizes[one]) for one, part in zip(buckets, parts, strict=False)}
+    some = zip(buckets, parts, strict=False)
+    values = {one: codec.fitted(layout.pieces[one]).decode(part, layout.bucket_sizes[one]) for one, part in some}
     return values, *_rest(parts[-3:-1], layout)
 
 
@@ -195,10 +202,10 @@ def add_delta(codec: Codec, message: Message, layout: Layout, before: Weights) -
     """
     parts = _whole(message, weights_parts(layout))
     after, scratch = np.empty_like(before.parameters), _scratch(layout)
-    for bucket, size, part in zip(
-        layout.buckets, layout.bucket_sizes, parts, strict=False
+    for one, bucket, size, part in zip(
+        fitted(codec, layout), layout.buckets, layout.bucket_sizes, parts, strict=False
     ):  # then come the other parts
-        np.add(before.parameters[bucket], codec.decode(part, size, scratch[:size]), out=after[bucket])
+        np.add(before.parameters[bucket], one.decode(part, size, scratch[:size]), out=after[bucket])
     buffers, counters = _rest(parts[len(layout.buckets) :], layout)
     return Weights(after, buffers.copy(), counters.copy())
 
@@ -242,12 +249,12 @@ def _index(parts: Sequence[Blob]) -> bytes:
 def _decoded(codec: Codec, parts: Sequence[Blob], layout: Layout, out: Vector | None) -> Vector:
     """Decode all buckets into one vector; that of a single bucket may be a view of the message."""
     if out is None and len(layout.buckets) == 1:
-        return codec.decode(parts[0], layout.parameters)
+        return codec.fitted(layout.pieces[0]).decode(parts[0], layout.parameters)
     vector = np.empty(layout.parameters, np.float32) if out is None else out
-    for bucket, size, part in zip(
-        layout.buckets, layout.bucket_sizes, parts, strict=False
+    for one, bucket, size, part in zip(
+        fitted(codec, layout), layout.buckets, layout.bucket_sizes, parts, strict=False
     ):  # then come the other parts
-        codec.decode(part, size, vector[bucket])
+        one.decode(part, size, vector[bucket])
     return vector
 
 

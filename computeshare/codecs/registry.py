@@ -7,6 +7,7 @@ from computeshare.codecs.base import Codec
 from computeshare.codecs.float32 import Float32
 from computeshare.codecs.half_precision import Halves
 from computeshare.codecs.int8 import Int8
+from computeshare.codecs.lowrank import LowRank
 from computeshare.codecs.topk import TopK
 
 EXACT: Codec = Float32()
@@ -16,7 +17,11 @@ _ALL: Sequence[Codec] = (
     Halves("float16", auto_down=("float32", "float16")),
     Halves("bfloat16"),
     Int8(),
+    LowRank(8),
+    LowRank(4, auto_down=("int8", "lowrank4")),
     TopK(),
+    LowRank(2, auto_down=("lowrank2",)),
+    LowRank(1),
 )
 """From the most precise to the shortest. A new codec is added here, and nowhere else."""
 CODECS: Mapping[str, Codec] = {codec.name: codec for codec in _ALL}

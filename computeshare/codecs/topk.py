@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from computeshare.codecs import frame
 from computeshare.errors import CodecError
+from computeshare.tensors.layout import Piece
 from computeshare.types import Blob, Vector
 
 CHUNK = 4096
@@ -39,6 +40,9 @@ class TopK:
     differences: ClassVar[bool] = True
     bytes_per_value: ClassVar[int] = 1
     auto_down: ClassVar[Sequence[str]] = ("int8", "topk")
+
+    def fitted(self, pieces: Sequence[Piece]) -> Self:
+        return self
 
     def encode(self, values: Vector, seed: int = 0, compress: bool = True) -> bytes:
         scales, levels, low, high = (bytearray() for _ in range(4))

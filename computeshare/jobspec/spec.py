@@ -501,7 +501,7 @@ class JobSpec(Part):
         if self.privacy:
             return "privacy adds new noise each time: leave privacy out"
         if self.codec == "auto" or CODECS[self.codec.up].residual:
-            return "error feedback of codec topk, which auto may choose, differs by worker: set another codec"
+            return "error feedback differs by worker (codecs topk and lowrank; auto may choose one): set another codec"
         return None
 
     def _shared_out(self) -> None:

@@ -65,7 +65,8 @@ def choose_codecs(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Choice:
 
 
 def _choices(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Iterator[Choice]:
-    pairs = [CodecSpec(up=up, down=down) for up, down in PAIRS]
+    known = set.intersection(*(set(one.messages) for one in measured))  # a worker of an older release knows fewer
+    pairs = [CodecSpec(up=up, down=down) for up, down in PAIRS if {up, down} <= known]
     if not spec.strategy.steps_may_grow:
         yield from (_judged(spec, pair, None, measured) for pair in pairs)
         return

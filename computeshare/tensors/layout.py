@@ -6,6 +6,7 @@ statistics) and the counters (int64; BatchNorm's `num_batches_tracked`), each in
 
 import hashlib
 import itertools
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -53,6 +54,21 @@ class Tensor:
     start: int
     stop: int
 
+    @property
+    def columns(self) -> int:
+        """The number of values in a row if the tensor is taken as a matrix (out, rest); 1 for a vector."""
+        return math.prod(self.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The values `start` to `stop` of one tensor, taken as a matrix whose rows have `columns` values each."""
+
+    columns: int
+    """1 for a vector, else the number of values per output (the first dimension)."""
+    start: int
+    stop: int
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -93,6 +109,18 @@ class Layout:
     def bucket_sizes(self) -> tuple[int, ...]:
         """The number of values in each bucket."""
         return tuple(bucket.stop - bucket.start for bucket in self.buckets)
+
+    @cached_property
+    def pieces(self) -> tuple[tuple[Piece, ...], ...]:
+        """For each bucket, the pieces of tensors that make it up, in order."""
+        return tuple(
+            tuple(
+                Piece(t.columns, max(t.start, bucket.start) - t.start, min(t.stop, bucket.stop) - t.start)
+                for t in self.tensors
+                if t.kind == "parameter" and max(t.start, bucket.start) < min(t.stop, bucket.stop)
+            )
+            for bucket in self.buckets
+        )
 
     @cached_property
     def buffers(self) -> int:

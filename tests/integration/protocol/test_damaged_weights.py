@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from redis import Redis
 
+from computeshare.codecs.messages import fitted
 from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.reducer_session import ReducerSession
@@ -55,11 +56,13 @@ def train(redis: Redis, job_id: str, spec: JobSpec, root: Path, seats: int = 1) 
 
 def alter_once(monkeypatch: pytest.MonkeyPatch, job_id: str, spec: JobSpec) -> None:
     """Have every value of a version's parameters reach the broker multiplied by 1.01."""
-    commit, codec, sizes = ReducerSession.commit, CODECS[spec.codecs.down], task_of(spec).layout().bucket_sizes
+    commit, layout = ReducerSession.commit, task_of(spec).layout()
+    codecs = fitted(CODECS[spec.codecs.down], layout)
 
     def altered(message: Sequence[Blob]) -> list[Blob]:
-        values = [codec.decode(part, size) for part, size in zip(message, sizes, strict=False)]
-        return [*(codec.encode(np.float32(1.01) * value) for value in values), *message[len(values) :]]
+        parts = zip(codecs, message, layout.bucket_sizes, strict=False)
+        wrong = [codec.encode(np.float32(1.01) * codec.decode(part, size)) for codec, part, size in parts]
+        return [*wrong, *message[len(wrong) :]]
 
     def committed(self: ReducerSession, base: Any, parts: Any, token: Any, weights: Sequence[Blob], *rest: Any) -> bool:
         wrong = self.job_id == job_id and token.version == DAMAGED
@@ -69,7 +72,7 @@ def alter_once(monkeypatch: pytest.MonkeyPatch, job_id: str, spec: JobSpec) -> N
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("down", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("down", ["float32", "float16", "int8", "lowrank4"])
 def test_altered_weights_count_for_nothing_and_are_published_again(
     redis: Redis, job_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, down: str
 ) -> None:

@@ -40,6 +40,7 @@ GOLDEN = {
     "topk": "0c00000043534600d692fcd22549923d090000004353460035a56316f9"
     "09000000435346008def02d20009000000435346008def02d200",
 }
+GOLDEN |= {f"lowrank{rank}": "080000004353460000000000" + "28000000" + GOLDEN["float16"] for rank in (1, 2, 4, 8)}
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])

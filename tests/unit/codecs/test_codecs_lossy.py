@@ -122,7 +122,7 @@ def test_forged_positions_and_levels_of_topk_are_refused() -> None:
 def test_with_feedback_the_sum_of_what_topk_sends_follows_the_sum_of_the_values_and_without_it_does_not() -> None:
     rng = np.random.default_rng(3)
     steady = (rng.normal(size=GRADIENT.size) * 1e-3).astype(np.float32)
-    feedback, alone, fed, total = Feedback(TOPK, (GRADIENT.size,)), *np.zeros((3, GRADIENT.size))
+    feedback, alone, fed, total = Feedback([TOPK], (GRADIENT.size,)), *np.zeros((3, GRADIENT.size))
     for _ in range(300):
         values = steady + (rng.normal(size=steady.size) * 1e-4).astype(np.float32)
         total += values
@@ -135,7 +135,7 @@ def test_with_feedback_the_sum_of_what_topk_sends_follows_the_sum_of_the_values_
 @pytest.mark.parametrize("codec", [TOPK, INT8, CODECS["bfloat16"]], ids=["topk", "int8", "bfloat16"])
 def test_what_was_not_sent_is_owed_to_the_last_bit_bucket_by_bucket(codec: TopK) -> None:
     sizes = (5000, 5000, 2988)
-    feedback, buckets = Feedback(codec, sizes), np.split(GRADIENT, np.cumsum(sizes)[:-1])
+    feedback, buckets = Feedback([codec] * len(sizes), sizes), np.split(GRADIENT, np.cumsum(sizes)[:-1])
     owed = [np.zeros(size, np.float32) for size in sizes]
     for seed in range(3):
         for number, values in enumerate(buckets):
@@ -147,14 +147,14 @@ def test_what_was_not_sent_is_owed_to_the_last_bit_bucket_by_bucket(codec: TopK)
 
 
 def test_values_that_are_not_finite_are_sent_once_and_not_owed() -> None:
-    feedback, bad = Feedback(TOPK, (GRADIENT.size,)), GRADIENT.copy()
+    feedback, bad = Feedback([TOPK], (GRADIENT.size,)), GRADIENT.copy()
     bad[9] = np.nan
     assert not np.isfinite(TOPK.decode(feedback.encode(0, bad), bad.size)).all()
     assert feedback.encode(0, GRADIENT) == TOPK.encode(GRADIENT)
 
 
 def test_feedback_keeps_one_vector_and_one_bucket() -> None:
-    feedback = Feedback(TOPK, (CHUNK, CHUNK))
+    feedback = Feedback([TOPK, TOPK], (CHUNK, CHUNK))
     before = feedback.residual(1).__array_interface__["data"]
     feedback.encode(1, GRADIENT[:CHUNK])
     assert feedback.residual(1).__array_interface__["data"] == before and not feedback.residual(0).any()

@@ -69,6 +69,14 @@ def test_with_a_delay_the_steps_that_hide_communication_are_enough(coding_s: flo
     assert chosen.inner_steps < without.inner_steps or without.codec.up == "topk"
 
 
+def test_a_low_rank_is_preferred_to_leaving_most_values_out_unless_a_worker_does_not_know_it() -> None:
+    older = measured(13, 0.05, 0.01)
+    low = {"lowrank4": older.messages["topk"], "lowrank2": older.messages["topk"]}
+    newer = older.model_copy(update={"messages": {**older.messages, **low}})
+    assert choose_codecs(sync(), [newer, newer]).codec == CodecSpec(up="lowrank4", down="lowrank4")
+    assert choose_codecs(sync(), [newer, older]).codec == CodecSpec(up="topk", down="topk")
+
+
 def test_the_worker_with_the_worst_link_for_its_speed_decides() -> None:
     fine, thin = measured(10_000, 0.05, 0.01), measured(20, 0.05, 0.01)
     assert choose_codecs(sync(), [fine, thin]).codec == choose_codecs(sync(), [thin, thin]).codec
