@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.ending import end_cleanly_when_asked
 from bench.report import Part, markdown, svg
 from bench.results import ROOT
-from bench.thin import CASES
+from bench.thin_cases import CASES
 
 FOLDER = ROOT / "bench-results"
 RESNET = ("--model", "resnet18", "--input", "3", "32", "32")
@@ -26,7 +26,7 @@ SKIPPED = "skipped: "
 QUICK: dict[str, Sequence[str]] = {
     "simplenet": ("--limit", "8"),
     "lenet5": ("--limit", "60", "--samples", "6400", "--score-every", "3200"),
-    "resnet18": ("--limit", "120", "--samples", "256", "--score-every", "128"),
+    "resnet18": ("--limit", "120", "--samples", "256", "--score-every", "128", "--peers", "ddp", "powersgd4"),
 }
 """Arguments by model for a quick check of a case over thin links, where a round of ResNet-18 takes DDP 36 s."""
 
@@ -53,7 +53,7 @@ PARTS: dict[str, Command] = {
     "single-resnet18": Command("bench.single", (), (), ("--seconds", "10", "--inner-steps", "2", "--pairs", "1")),
     "traffic": Command("bench.traffic", (), (), ("--samples", "3200")),
     **{
-        f"thin-{case}": Command("bench.thin", ("--case", case), (), ("--pairs", "1", *QUICK[case.split("-")[0]]))
+        f"thin-{case}": Command("bench.thin", ("--case", case), (), ("--runs", "1", *QUICK[case.split("-")[0]]))
         for case in CASES
     },
     "scaling": Command("bench.scaling", (), (), ("--seconds", "1", "--times", "1", "--workers", "1", "4", "64")),

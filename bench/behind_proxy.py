@@ -28,7 +28,7 @@ from bench.ending import end_cleanly_when_asked
 from bench.gateway import NGINX, certify
 from bench.links import Shape, links
 from bench.report import Cell, Part, Table, markdown, paired
-from bench.thin import BASE, DIFFERENCES
+from bench.thin_cases import BASE, DIFFERENCES
 from bench.wait import wait_until
 from computeshare.settings import Settings
 from computeshare.up.embedded_broker import free_port

@@ -27,6 +27,13 @@ class Course:
 
     points: tuple[Point, ...]
     accuracy: Mapping[int, float] = field(default_factory=dict)
+    step_s: float = 0.0
+    """Seconds of a version's computing if nothing were sent, of a peer with a step for each version; 0: not known."""
+
+    @property
+    def busy(self) -> float:
+        """The share of the time spent computing, by `step_s`."""
+        return min(1.0, self.step_s * self.rounds_per_s)
 
     def timed(self) -> tuple[Point, Point]:
         """The first and last version of the timed part. Raises ValueError: too few versions."""

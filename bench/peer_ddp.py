@@ -1,4 +1,4 @@
-"""The peer: torch DistributedDataParallel over gloo, on the same model, data and batches.
+"""The peer: torch over gloo, by one of `peer_methods`, on the same model, data and batches.
 
 Each rank is a process of its own, on this machine's loopback or each behind a thin link.
 """
@@ -24,6 +24,8 @@ from computeshare.up.embedded_broker import free_port
 
 START_S = 180.0
 """Time limit until the ranks begin to train."""
+EXTENSIONS = 9
+"""How often a time limit is extended by as much again, until there are two versions to tell a rate from."""
 TELL_S = 0.25
 """Seconds between reports of rank 0: seldom, so that the reader of the reports does not compete for CPU time."""
 
@@ -39,6 +41,7 @@ class Rank:
     spec: str
     data_dir: str
     score_every: int
+    method: str
 
 
 def train(
@@ -49,6 +52,7 @@ def train(
     score_every: int = 0,
     limit_s: float | None = None,
     until: float | None = None,
+    method: str = "ddp",
 ) -> Course:
     """Train with `ranks` processes, one micro-batch each per round, `spec.threads` (or one) threads each.
 
@@ -57,11 +61,13 @@ def train(
         score_every: versions between scores of rank 0's weights, outside of the measured time; 0: never.
         limit_s: end after this many seconds of training.
         until: end once this test accuracy (a fraction) is reached.
-    Raises: RuntimeError: a rank failed.
+        method: how the ranks train together, one of `peer_methods.METHODS`.
+    Raises: RuntimeError: a rank failed, or there was no version in time.
     """
     host = links.each[0].address if links else "127.0.0.1"
     interface = links.interface if links else ("lo0" if sys.platform == "darwin" else "lo")
-    shared = (ranks, f"tcp://{host}:{free_port()}", interface, spec.model_dump_json(), str(data_dir), score_every)
+    address = f"tcp://{host}:{free_port()}"
+    shared = (ranks, address, interface, spec.model_dump_json(), str(data_dir), score_every, method)
     with tempfile.TemporaryFile("w+") as log, metered(links) as meter:
         processes = [_start(Rank(rank, *shared), links, log) for rank in range(ranks)]
         clock = Clock(processes)
@@ -71,7 +77,7 @@ def train(
             clock.end()
         if not any("version" in line for line in told):
             log.seek(0)
-            raise RuntimeError(f"DistributedDataParallel made no version:\n{log.read()[-2000:]}")
+            raise RuntimeError(f"{method} made no version:\n{log.read()[-2000:]}")
     return course(told, spec.micro_batch * ranks, meter)
 
 
@@ -80,19 +86,27 @@ class Clock:
 
     def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
         self._processes = processes
-        self._timer = self._started(START_S)
+        self.versions = 0
+        """The number of versions reported so far."""
+        self._timer = self._started(START_S, 0)
 
     def limit(self, seconds: float | None) -> None:
-        """Replace the time limit, counted from now; None: no limit."""
+        """Replace the time limit, counted from now; None: no limit. It is extended until there are two versions."""
         self._timer.cancel()
         if seconds:
-            self._timer = self._started(seconds)
+            self._timer = self._started(seconds, EXTENSIONS)
 
-    def _started(self, seconds: float) -> threading.Timer:
-        timer = threading.Timer(seconds, self._kill)
+    def _started(self, seconds: float, extensions: int) -> threading.Timer:
+        timer = threading.Timer(seconds, self._expire, (seconds, extensions))
         timer.daemon = True
         timer.start()
         return timer
+
+    def _expire(self, seconds: float, extensions: int) -> None:
+        if extensions and self.versions < 2:
+            self._timer = self._started(seconds, extensions - 1)
+        else:
+            self._kill()
 
     def _kill(self) -> None:
         for process in self._processes:
@@ -134,6 +148,7 @@ def _listen(
             return
         if "began" in line:
             clock.limit(limit_s)
+        clock.versions += "seconds" in line
         yield line
         if until is not None and line.get("accuracy", 0.0) >= until:
             return
@@ -141,39 +156,44 @@ def _listen(
 
 def course(told: list[dict[str, Any]], samples: int, meter: Meter) -> Course:
     """The course of a training from rank 0's reports, with `samples` per round."""
-    began = next(line["began"] for line in told if "began" in line)
+    start = next(line for line in told if "began" in line)
     points = tuple(
-        Point(line["version"], line["seconds"], line["version"] * samples, *meter.between(began, line["at"]))
+        Point(line["version"], line["seconds"], line["version"] * samples, *meter.between(start["began"], line["at"]))
         for line in told
         if "seconds" in line
     )
-    return Course(points, {line["version"]: line["accuracy"] for line in told if "accuracy" in line})
+    accuracy = {line["version"]: line["accuracy"] for line in told if "accuracy" in line}
+    return Course(points, accuracy, start.get("compute_s", 0.0))
 
 
 def _train(told: Rank) -> None:
     """Train as one rank; rank 0 prints its reports as lines of JSON."""
     import torch
     import torch.distributed as dist
-    from torch.nn import functional
-    from torch.nn.parallel import DistributedDataParallel
 
+    from bench.peer_methods import METHODS, compute_s
     from computeshare.tasks.registry import task_of
 
     spec = JobSpec.model_validate_json(told.spec)
     torch.set_num_threads(spec.threads or 1)
     instance = task_of(spec).instance(spec.seed, "train", Path(told.data_dir))
-    module, split = instance.module, instance.split
+    module, split, method = instance.module.train(), instance.split, METHODS[told.method]
+
+    def optimizer_of(parameters: Any) -> torch.optim.Optimizer:
+        made: torch.optim.Optimizer = getattr(torch.optim, spec.optimizer.name)(parameters, **spec.optimizer.arguments)
+        return made
+
     dist.init_process_group("gloo", init_method=told.address, rank=told.rank, world_size=told.ranks)
+    batch = split.batch(spec.plan.indices(told.rank))
+    step = method.build(module, optimizer_of, batch)
     dist.barrier()
-    report = Report(told.rank)
-    model = DistributedDataParallel(module.train())
-    optimizer = getattr(torch.optim, spec.optimizer.name)(model.parameters(), **spec.optimizer.arguments)
+    computing_s = compute_s(module, optimizer_of, batch)
+    dist.barrier()
+    report = Report(told.rank, computing_s)
     for version in range(1, spec.rounds_total + 1):
-        images, labels = split.batch(spec.plan.indices((version - 1) * told.ranks + told.rank))
-        optimizer.zero_grad()
-        functional.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        report.version(version)
+        step(*split.batch(spec.plan.indices((version - 1) * told.ranks + told.rank)))
+        if version % method.every == 0:
+            report.version(version)
         if told.score_every and version % told.score_every == 0:
             report.pause()
             if told.rank == 0:
@@ -197,8 +217,9 @@ def _accuracy(spec: JobSpec, module: Any, data_dir: Path) -> float:
 class Report:
     """Collects the lines about versions, which rank 0 prints; `seconds` exclude pauses."""
 
-    def __init__(self, rank: int) -> None:
-        self._lines: list[dict[str, float]] = [{"began": time.time()}]
+    def __init__(self, rank: int, compute_s: float) -> None:
+        """`compute_s`: seconds of a step without communication."""
+        self._lines: list[dict[str, float]] = [{"began": time.time(), "compute_s": compute_s}]
         self._told = self._started = time.perf_counter()
         self._before_s = 0.0
         self._speaks = rank == 0

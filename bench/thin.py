@@ -1,19 +1,21 @@
-"""Compares ComputeShare with torch DistributedDataParallel over thin links: rates, bytes, and accuracy over time.
+"""Compares ComputeShare with what torch offers over thin links: rates, computing time, bytes, and accuracy.
 
-    python -m bench.thin --case simplenet-20mbit --pairs 5
-    python -m bench.thin --case resnet18-20mbit --ours '{"codec": {"up": "float16"}}' --limit 120
+    python -m bench.thin --case simplenet-20mbit --runs 5
+    python -m bench.thin --case resnet18-20mbit --ours '{"sync float16": {"codec": {"up": "float16"}}}' --limit 120
+    python -m bench.thin --case resnet18-20mbit --plot --runs 1
 
-ComputeShare and DDP take turns on the same model, data and links, with two workers of one thread each. DDP gets one
-micro-batch for each rank and round; the case's `ours`, or `--ours`, holds JobSpec fields that differ for ComputeShare.
-Each measurement ends after `--limit` seconds, so that only a few of the slow rounds are measured. A case with an
-accuracy compares accuracy after equal samples, and the time to it; where DDP would take hours over the link, its
-accuracy comes from a run without a link. The time never includes scoring.
+All take turns on the same model, data and links, with two workers or ranks of one thread each. Peers get one
+micro-batch for each rank and round; a case's `ours`, or `--ours`, holds JobSpec fields that differ for ComputeShare, by
+name. Each measurement ends after `--limit` seconds, so that only a few of the slow rounds are measured. A case with an
+accuracy compares accuracy after equal samples, and the time to it; where that would take hours over the link, a peer's
+accuracy comes from a run without a link. The time never includes scoring. `--plot` measures at rates from 2 to 1,000
+Mbit/s in place of the case's.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,167 +23,143 @@ from typing import Any
 from bench import ours, peer_ddp
 from bench.course import Course, Point
 from bench.ending import end_cleanly_when_asked
-from bench.links import Links, NoLinks, Shape, links
-from bench.report import Cell, Part, Plot, Table, markdown, median, merged, paired
-from computeshare.jobspec.sampling_plan import Plan
-from computeshare.jobspec.spec import JobSpec
+from bench.links import Links, NoLinks, links
+from bench.peer_methods import METHODS
+from bench.report import Cell, Part, Plot, Table, cell, markdown, median, merged
+from bench.thin_cases import CASES, WORKERS, Case, specs
 from computeshare.settings import Settings
 
-WORKERS = 2
-BASE: dict[str, Any] = {
-    "dataset": "mnist",
-    "micro_batch": 32,
-    "micro_batches_per_round": WORKERS,
-    "optimizer": {"name": "SGD", "lr": 0.02, "momentum": 0.9},
-    "threads": 1,
-    "checkpoint_every": 0,
-    "keep": {"every": 1},
-    "evaluate_every": 0,
-}
-RESNET: dict[str, Any] = {"model": "resnet18", "input": [3, 32, 32]}
-DIFFERENCES: dict[str, Any] = {"codec": {"up": "int8", "down": "int8"}}
-SPARSE: dict[str, Any] = {"codec": {"up": "topk", "down": "topk"}}
-
-
-def local(inner_steps: int, lr: float, delay: int = 0) -> dict[str, Any]:
-    """JobSpec fields for plain local SGD with `inner_steps` steps per round."""
-    inner = {"name": "SGD", "lr": lr, "momentum": 0.9}
-    strategy = {"kind": "local", "inner_steps": inner_steps, "replicas": WORKERS, "inner_optimizer": inner}
-    return {
-        **DIFFERENCES,
-        "strategy": {**strategy, "outer_lr": 1, "outer_momentum": 0, "delay": delay},
-        "micro_batches_per_round": None,  # follows from the strategy
-        "optimizer": None,
-    }
+RATES_MBIT = (2, 5, 10, 20, 50, 100, 200, 500, 1000)
+"""The links of `--plot`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One comparison. `peer` holds JobSpec fields that override BASE; `ours` overrides both for ComputeShare, and None
-    removes a field.
+class Run:
+    """One run of one system. `busy`: the share of its time that the worker that computed least computed."""
 
-    `samples`: samples that both train on; 0: as many as the time allows. `score_every`: samples between scores.
-    `accuracy`: target (a fraction) for the comparison of times. `unshaped`: DDP's accuracy comes from a separate run
-    without a link, and its run over the link measures only its rate. `peer_limit_s`: time limit of DDP's run over the
-    link; 0: `limit_s`.
-    """
-
-    shape: Shape
-    peer: Mapping[str, Any]
-    ours: Mapping[str, Any] = field(default_factory=dict)
-    limit_s: float = 60.0
-    samples: int = 0
-    score_every: int = 0
-    accuracy: float | None = None
-    unshaped: bool = False
-    peer_limit_s: float = 0.0
-
-
-CASES: dict[str, Case] = {
-    "simplenet-20mbit": Case(Shape(20), {"model": "simplenet"}, DIFFERENCES, limit_s=20),
-    "simplenet-20mbit-topk": Case(Shape(20), {"model": "simplenet"}, SPARSE, limit_s=20),
-    "simplenet-20mbit-20ms": Case(Shape(20, 20), {"model": "simplenet"}, DIFFERENCES, limit_s=20),
-    "simplenet-5mbit": Case(Shape(5), {"model": "simplenet"}, DIFFERENCES, limit_s=30),
-    "resnet18-20mbit": Case(Shape(20), RESNET, local(50, 0.02), limit_s=180),
-    "resnet18-20mbit-20ms": Case(Shape(20, 20), RESNET, local(50, 0.02), limit_s=180),
-    "resnet18-20mbit-accuracy": Case(
-        Shape(20), RESNET, local(50, 0.02), 900, 57_600, score_every=6400, unshaped=True, peer_limit_s=180
-    ),
-    "resnet18-5mbit-auto": Case(Shape(5), RESNET, {**local(20, 0.02), "codec": "auto"}, 600, peer_limit_s=180),
-    "resnet18-100mbit-delay": Case(Shape(100), RESNET, {**DIFFERENCES, "strategy": {"delay": 1}}, limit_s=60),
-    "resnet18-20mbit-delay": Case(Shape(20), RESNET, local(50, 0.02, delay=1), limit_s=180),
-    "resnet18-20mbit-40ms-delay": Case(Shape(20, 40), RESNET, local(50, 0.02, delay=1), limit_s=180),
-    "lenet5-to-98": Case(
-        Shape(20), {"model": "lenet5"}, local(50, 0.03), 900, 240_000, score_every=6400, accuracy=0.98
-    ),
-}
+    course: Course
+    busy: float
+    details: Mapping[str, Any] = field(default_factory=dict)
+    lost: int = 0
+    """The number of workers taken for dead."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """The results of one turn of ComputeShare and of DDP."""
+class Found:
+    """The runs of a case by system; `apart`: peers' courses without a link."""
 
-    ours: ours.Trained
-    peer: Course
-
-
-def specs(case: Case) -> tuple[dict[str, Any], JobSpec]:
-    """The document of ComputeShare's job, and DDP's JobSpec."""
-    peer = JobSpec.model_validate_json(json.dumps({**BASE, **case.peer, "rounds": 1}))
-    document = {name: value for name, value in {**BASE, **case.peer, **case.ours}.items() if value is not None}
-    plan = JobSpec.model_validate_json(json.dumps({**document, "rounds": 1})).plan
-    document.setdefault("rounds", _rounds_of(plan, case.samples))
-    if case.score_every:
-        document["checkpoint_every"] = max(1, case.score_every // (plan.micro_batch * plan.micro_batches_per_round))
-    return document, peer.model_copy(update={"rounds": _rounds_of(peer.plan, case.samples)})
+    ours: Mapping[str, Sequence[Run]]
+    peers: Mapping[str, Sequence[Run]]
+    apart: Mapping[str, Course]
 
 
-def _rounds_of(plan: Plan, samples: int) -> int:
-    """The number of rounds for this many samples (0: a million rounds); an epoch's last round may be shorter."""
-    epochs, rest = divmod(samples, plan.samples)
-    return epochs * plan.rounds_per_epoch - (-rest // (plan.micro_batch * plan.micro_batches_per_round)) or 1_000_000
-
-
-def train_peer(case: Case, data_dir: Path, over: Links | None, scored: bool) -> Course:
-    """Train with DDP; over links, until the time limit or the case's accuracy is reached."""
+def train_peer(case: Case, method: str, data_dir: Path, over: Links | None, scored: bool) -> Course:
+    """Train with a peer; over links, until the time limit or the case's accuracy is reached."""
     _, spec = specs(case)
     every = case.score_every // (spec.micro_batch * WORKERS) if scored else 0
     limit_s = case.peer_limit_s or case.limit_s
     if not over:
-        return peer_ddp.train(spec, data_dir, WORKERS, score_every=every)
-    return peer_ddp.train(spec, data_dir, WORKERS, over, every, limit_s, case.accuracy)
+        return peer_ddp.train(spec, data_dir, WORKERS, score_every=every, method=method)
+    return peer_ddp.train(spec, data_dir, WORKERS, over, every, limit_s, case.accuracy, method)
 
 
-def compare(case: Case, pairs: int, data_dir: Path) -> tuple[list[Pair], Course | None]:
-    """Train with both in turn, then with DDP without a link if the case is `unshaped`. Raises NoLinks."""
-    document, _ = specs(case)
-    done = []
+def compare(case: Case, runs: int, data_dir: Path) -> Found:
+    """Train with all in turn, then with the peers without a link if the case is `unshaped`. Raises NoLinks."""
+    documents, methods = specs(case)[0], case.peers or tuple(METHODS)
+    own: dict[str, list[Run]] = {name: [] for name in documents}
+    peers: dict[str, list[Run]] = {METHODS[method].label: [] for method in methods}
     with (
-        links(WORKERS, case.shape) as own,
+        links(WORKERS, case.shape) as ours_links,
         links(WORKERS, replace(case.shape, between=True), 1) as theirs,
-        ours.plane(WORKERS, data_dir, own) as plane,
+        ours.plane(WORKERS, data_dir, ours_links) as plane,
     ):
-        for _ in range(pairs):
-            trained = ours.train(plane, document, case.limit_s)
-            done.append(Pair(trained, train_peer(case, data_dir, theirs, not case.unshaped)))
-            rates = trained.course.samples_per_s, done[-1].peer.samples_per_s
-            print("ComputeShare {:.1f}   DDP {:.1f} samples/s".format(*rates), file=sys.stderr, flush=True)
-    return done, train_peer(case, data_dir, None, True) if case.unshaped else None
+        for _ in range(runs):
+            for name, document in documents.items():
+                own[name].append(_told(name, _ours(ours.train(plane, document, case.limit_s))))
+            for method in methods:
+                course = train_peer(case, method, data_dir, theirs, not case.unshaped)
+                label = METHODS[method].label
+                peers[label].append(_told(label, Run(course, course.busy, _summary(course))))
+    apart = methods if case.unshaped else ()
+    return Found(own, peers, {METHODS[one].label: train_peer(case, one, data_dir, None, True) for one in apart})
 
 
-def tell(name: str, case: Case, pairs: list[Pair], apart: Course | None) -> Part:
+def _told(name: str, run: Run) -> Run:
+    print(f"{name}: {run.course.samples_per_s:.1f} samples/s", file=sys.stderr, flush=True)
+    return run
+
+
+def tell(name: str, case: Case, found: Found) -> Part:
     """The report's part about one case."""
-    rows = [paired(label, [(value(p.ours.course), value(p.peer)) for p in pairs]) for label, value in RATES.items()]
-    if case.score_every:
-        rows += _accuracy_rows(case, pairs, apart)
-    rows.append(["computing, share of the time", median([min(p.ours.busy.values()) for p in pairs]), None, None])
-    lost = sorted({why for p in pairs for why in p.ours.left if "heard of" in why})
-    note = f"Pairs: {len(pairs)}; workers taken for dead: {len(lost)}."
+    everyone = {f"ComputeShare: {label}": runs for label, runs in found.ours.items()} | {**found.peers}
+    columns = {**RATES, **_accuracy_columns(case, found)}
+    rows: list[list[Cell]] = [
+        [label, *(column(label, runs) for column in columns.values())] for label, runs in everyone.items()
+    ]
     shape = f"{case.shape.rate_mbit:g} Mbit/s each way per worker, {case.shape.rtt_ms:g} ms of added round trip"
-    table = Table(f"{name}: {shape}", ["median of", "ComputeShare", "DDP", "ratio"], rows, note)
-    details = [{"ours": _ours(p.ours), "ddp": _summary(p.peer)} for p in pairs]
-    return Part([table], _plots(name, pairs, apart), {name: details})
+    table = Table(f"{name}: {shape}", ["medians", *columns], rows, _verdict(found))
+    details = {label: [run.details for run in runs] for label, runs in everyone.items()}
+    return Part([table], _plots(name, everyone, found.apart), {name: details})
 
 
-RATES: dict[str, Callable[[Course], float]] = {
-    "rounds/s": lambda course: course.rounds_per_s,
-    "samples/s": lambda course: course.samples_per_s,
-    "kB up a round, all workers": lambda course: course.bytes_per_round[0] / 1000,
-    "kB down a round, all workers": lambda course: course.bytes_per_round[1] / 1000,
+Column = Callable[[str, Sequence[Run]], Cell]
+"""A cell about the runs of a system, which is named."""
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{cell(min(values))} to {cell(max(values))}"
+
+
+RATES: dict[str, Column] = {
+    "samples/s": lambda _, runs: median([run.course.samples_per_s for run in runs]),
+    "range": lambda _, runs: _range([run.course.samples_per_s for run in runs]),
+    "computing, share of the time": lambda _, runs: median([run.busy for run in runs]),
+    "rounds/s": lambda _, runs: median([run.course.rounds_per_s for run in runs]),
+    "kB up a round, all workers": lambda _, runs: median([run.course.bytes_per_round[0] / 1000 for run in runs]),
+    "kB down a round, all workers": lambda _, runs: median([run.course.bytes_per_round[1] / 1000 for run in runs]),
 }
 
 
-def _accuracy_rows(case: Case, pairs: list[Pair], apart: Course | None) -> list[list[Cell]]:
-    both = [(p.ours.course, apart or p.peer) for p in pairs]
-    samples = min(course.points[-1].samples for pair in both for course in pair)
-    at = [(a.accuracy_at(samples), b.accuracy_at(samples)) for a, b in both]
-    rows = [[*paired(f"accuracy after {samples:,} samples, %", [(_percent(a), _percent(b)) for a, b in at])[:3], None]]
-    if case.accuracy is not None:
-        reached = [(a.reached(case.accuracy), b.reached(case.accuracy)) for a, b in both]
-        for label, value in TO_ACCURACY.items():
-            row = [tuple(value(point) if point else None for point in pair) for pair in reached]
-            rows.append(paired(f"{label} to {case.accuracy:.1%}", [(a, b) for a, b in row]))
-    return rows
+def _verdict(found: Found) -> str:
+    """The rate of our fastest configuration as a multiple of the best peer's, and of plain DDP's."""
+    lead, mine = max(found.ours.items(), key=_rate)
+    best, _ = max(found.peers.items(), key=_rate)
+    plain = METHODS["ddp"].label
+    told = []
+    for peer in dict.fromkeys(each for each in (best, plain) if each in found.peers):
+        ratios = [a.course.samples_per_s / b.course.samples_per_s for a, b in zip(mine, found.peers[peer], strict=True)]
+        kind = "the best peer" if peer == best else "with its defaults"
+        told.append(f"{cell(median(ratios))} times {peer}, {kind} ({_range(ratios)})")
+    lost = sum(run.lost for runs in found.ours.values() for run in runs)
+    return f"{lead}: {'; '.join(told)}. Runs: {len(mine)}; workers taken for dead: {lost}."
+
+
+def _rate(item: tuple[str, Sequence[Run]]) -> float:
+    return median([run.course.samples_per_s for run in item[1]]) or 0.0
+
+
+def _accuracy_columns(case: Case, found: Found) -> dict[str, Column]:
+    if not case.score_every:
+        return {}
+
+    def scored(label: str, runs: Sequence[Run]) -> list[Course]:
+        return [found.apart.get(label, run.course) for run in runs]
+
+    everyone = [course for group in (found.ours, found.peers) for item in group.items() for course in scored(*item)]
+    samples = min(course.points[-1].samples for course in everyone)
+
+    def reached(value: Callable[[Point], float], courses: list[Course]) -> Cell:
+        points = [course.reached(case.accuracy or 0.0) for course in courses]
+        return median([value(point) if point else None for point in points])
+
+    columns: dict[str, Column] = {
+        f"accuracy after {samples:,} samples, %": lambda label, runs: median(
+            [_percent(course.accuracy_at(samples)) for course in scored(label, runs)]
+        )
+    }
+    for what, value in TO_ACCURACY.items() if case.accuracy is not None else ():
+        columns[f"{what} to {case.accuracy:.1%}"] = lambda label, runs, v=value: reached(v, scored(label, runs))  # type: ignore[misc]
+    return columns
 
 
 TO_ACCURACY: dict[str, Callable[[Point], float]] = {
@@ -195,63 +173,91 @@ def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-def _plots(name: str, pairs: list[Pair], apart: Course | None) -> list[Plot]:
-    """Plots of accuracy over time for the last pair."""
-    lines = {"ComputeShare": _line(pairs[-1].ours.course), "DDP": _line(pairs[-1].peer)}
-    lines |= {"DDP, no link": _line(apart)} if apart else {}
-    if not any(lines.values()):
-        return []
-    return [Plot(name, f"{name}: test accuracy over time", "seconds", "%", lines)]
+def _plots(name: str, everyone: Mapping[str, Sequence[Run]], apart: Mapping[str, Course]) -> list[Plot]:
+    """Plots of accuracy over time for the last runs."""
+    lines = {label: _line(runs[-1].course) for label, runs in everyone.items()}
+    lines |= {f"{label}, no link": _line(course) for label, course in apart.items()}
+    lines = {label: line for label, line in lines.items() if line}
+    return [Plot(name, f"{name}: test accuracy over time", "seconds", "%", lines)] if lines else []
 
 
 def _line(course: Course) -> list[list[float]]:
     return [[p.seconds, 100 * course.accuracy[p.version]] for p in course.points if p.version in course.accuracy]
 
 
+def sweep(name: str, case: Case, runs: int, data_dir: Path) -> Part:
+    """Medians of samples per second and of the share of time spent computing, by the link's rate. Raises NoLinks."""
+    by_rate = {}
+    for rate in RATES_MBIT:
+        found = compare(replace(case, shape=replace(case.shape, rate_mbit=rate)), runs, data_dir)
+        by_rate[rate] = {f"ComputeShare: {label}": each for label, each in found.ours.items()} | {**found.peers}
+    labels = list(by_rate[RATES_MBIT[0]])
+    rows: list[list[Cell]] = []
+    for rate, everyone in by_rate.items():
+        busy = [median([run.busy for run in runs]) or 0.0 for runs in everyone.values()]
+        pairs = zip(everyone.items(), busy, strict=True)
+        rows.append([rate, *(f"{cell(_rate(item))} ({share:.0%})" for item, share in pairs)])
+    title = f"{name}: samples/s, and the share of time spent computing"
+    lines = {label: [[rate, _rate((label, each[label]))] for rate, each in by_rate.items()] for label in labels}
+    plot = Plot(f"{name}-rates", f"{name}: samples/s by the link's rate", "Mbit/s", "samples/s", lines, True)
+    details = {
+        f"{rate} Mbit/s": {label: [run.details for run in done] for label, done in everyone.items()}
+        for rate, everyone in by_rate.items()
+    }
+    return Part([Table(title, ["Mbit/s", *labels], rows, f"Runs: {runs}.")], [plot], {f"{name} by rate": details})
+
+
 def _summary(course: Course) -> dict[str, Any]:
     """A course without its points."""
     first, last = course.timed()
-    return {"first": asdict(first), "last": asdict(last), "accuracy": dict(course.accuracy)}
+    return {"first": asdict(first), "last": asdict(last), "accuracy": dict(course.accuracy), "step_s": course.step_s}
 
 
-def _ours(trained: ours.Trained) -> dict[str, Any]:
-    return {
+def _ours(trained: ours.Trained) -> Run:
+    details = {
         **_summary(trained.course),
         "milliseconds": trained.milliseconds,
         "busy": trained.busy,
         "left": trained.left,
         "spec": trained.job["spec"],
     }
+    lost = sum("heard of" in why for why in trained.left)
+    return Run(trained.course, min(trained.busy.values(), default=0.0), details, lost)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=CASES, action="append")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--ours", type=json.loads, default={}, help="fields of a JobSpec, as JSON")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each system, in turns")
+    parser.add_argument("--plot", action="store_true", help="measure at rates from 2 to 1,000 Mbit/s")
+    parser.add_argument("--ours", type=json.loads, help="fields of JobSpecs by name, as JSON, in place of the case's")
+    parser.add_argument("--peers", nargs="+", choices=METHODS, help="in place of the case's")
     parser.add_argument("--rate", type=float, help="Mbit/s, in place of the case's")
     parser.add_argument("--rtt", type=float, help="milliseconds, in place of the case's")
     parser.add_argument("--limit", type=float, help="seconds of each measurement")
-    parser.add_argument("--samples", type=int, help="how many both see")
+    parser.add_argument("--samples", type=int, help="how many all see")
     parser.add_argument("--score-every", type=int, help="samples between versions that are scored")
     parser.add_argument("--json", type=Path, help="where to write what was found")
     options = parser.parse_args()
     end_cleanly_when_asked()
-    found = []
+    parts, data_dir = [], Settings().data_dir
     for name in options.case or CASES:
         case = _changed(CASES[name], options)
-        found.append(tell(name, case, *compare(case, options.pairs, Settings().data_dir)))
-        part = merged(found)
-        print(markdown(found[-1]), flush=True)
+        if options.plot:
+            parts.append(sweep(name, case, options.runs, data_dir))
+        else:
+            parts.append(tell(name, case, compare(case, options.runs, data_dir)))
+        print(markdown(parts[-1]), flush=True)
         if options.json:
-            part.save(options.json)
+            merged(parts).save(options.json)
 
 
 def _changed(case: Case, options: argparse.Namespace) -> Case:
     shape = {"rate_mbit": options.rate, "rtt_ms": options.rtt}
     given = {
         "shape": replace(case.shape, **_set(shape)),
-        "ours": {**case.ours, **options.ours},
+        "ours": options.ours,
+        "peers": options.peers,
         "limit_s": options.limit,
         "peer_limit_s": options.limit,
         "samples": options.samples,

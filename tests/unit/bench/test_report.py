@@ -9,7 +9,7 @@ import pytest
 
 from bench.__main__ import PARTS, Command, run, write
 from bench.report import Part, Plot, Table, cell, markdown, median, merged, paired, svg
-from bench.thin import CASES, specs
+from bench.thin_cases import CASES, specs
 from computeshare.jobspec.spec import JobSpec
 
 PART = Part(
@@ -88,12 +88,13 @@ def test_every_part_is_a_module_that_is_there_and_writes_its_findings(name: str)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_both_sides_of_a_case_see_as_many_samples_a_round_is_made_of(name: str) -> None:
+def test_all_in_a_case_see_as_many_samples_a_round_is_made_of(name: str) -> None:
     case = CASES[name]
-    document, peer = specs(case)
-    plan = JobSpec.model_validate_json(json.dumps(document)).plan
-    assert peer.micro_batches_per_round == 2 and peer.micro_batch == document["micro_batch"]
-    if case.samples:
-        for one, rounds in ((plan, document["rounds"]), (peer.plan, peer.rounds_total)):
+    documents, peer = specs(case)
+    assert documents and peer.micro_batches_per_round == 2
+    for document in documents.values():
+        plan = JobSpec.model_validate_json(json.dumps(document)).plan
+        assert peer.micro_batch == document["micro_batch"]
+        for one, rounds in ((plan, document["rounds"]), (peer.plan, peer.rounds_total)) if case.samples else ():
             seen = sum(one.round(version).samples for version in range(rounds))
             assert 0 <= seen - case.samples < one.micro_batch * one.micro_batches_per_round

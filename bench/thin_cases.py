@@ -1,0 +1,128 @@
+"""The cases of `bench.thin`: links, models, and how ComputeShare and its peers train."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.links import Shape
+from computeshare.jobspec.sampling_plan import Plan
+from computeshare.jobspec.spec import JobSpec
+
+WORKERS = 2
+BASE: dict[str, Any] = {
+    "dataset": "mnist",
+    "micro_batch": 32,
+    "micro_batches_per_round": WORKERS,
+    "optimizer": {"name": "SGD", "lr": 0.02, "momentum": 0.9},
+    "threads": 1,
+    "checkpoint_every": 0,
+    "keep": {"every": 1},
+    "evaluate_every": 0,
+}
+RESNET: dict[str, Any] = {"model": "resnet18", "input": [3, 32, 32]}
+
+
+def codec(up: str, down: str = "") -> dict[str, Any]:
+    """JobSpec fields for these codecs; by default the same both ways."""
+    return {"codec": {"up": up, "down": down or up}}
+
+
+DIFFERENCES = codec("int8")
+
+
+def local(inner_steps: int, lr: float, codecs: Mapping[str, Any] = DIFFERENCES, delay: int = 0) -> dict[str, Any]:
+    """JobSpec fields for plain local SGD with `inner_steps` steps per round."""
+    inner = {"name": "SGD", "lr": lr, "momentum": 0.9}
+    strategy = {"kind": "local", "inner_steps": inner_steps, "replicas": WORKERS, "inner_optimizer": inner}
+    return {
+        **codecs,
+        "strategy": {**strategy, "outer_lr": 1, "outer_momentum": 0, "delay": delay},
+        "micro_batches_per_round": None,  # follows from the strategy
+        "optimizer": None,
+    }
+
+
+Ours = Mapping[str, Mapping[str, Any]]
+"""JobSpec fields by name of a configuration."""
+AUTO: Ours = {"local, auto": local(20, 0.02, {"codec": "auto"})}
+CHOICES: Ours = {
+    "sync, lowrank4": codec("lowrank4"),
+    "sync, lowrank4, delay": codec("lowrank4") | {"strategy": {"delay": 1}},
+    "sync, topk, delay": codec("topk") | {"strategy": {"delay": 1}},
+    "local of 50, int8": local(50, 0.02),
+    "local of 50, int8, delay": local(50, 0.02, delay=1),
+    **AUTO,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One comparison. `base` holds JobSpec fields that override BASE for all; each of `ours` overrides both, and None
+    removes a field. `peers` are names of `peer_methods.METHODS`; none: all of them.
+
+    `samples`: samples that all train on; 0: as many as the time allows. `score_every`: samples between scores.
+    `accuracy`: target (a fraction) for the comparison of times. `unshaped`: peers' accuracy comes from separate runs
+    without a link, and their runs over the link measure only rates. `peer_limit_s`: time limit of a peer's run over the
+    link; 0: `limit_s`.
+    """
+
+    shape: Shape
+    base: Mapping[str, Any]
+    ours: Ours
+    peers: Sequence[str] = ("ddp",)
+    limit_s: float = 60.0
+    samples: int = 0
+    score_every: int = 0
+    accuracy: float | None = None
+    unshaped: bool = False
+    peer_limit_s: float = 0.0
+
+
+_SIMPLENET: dict[str, Any] = {"model": "simplenet"}
+_INT8: Ours = {"sync, int8": DIFFERENCES}
+CASES: dict[str, Case] = {
+    "simplenet-20mbit": Case(Shape(20), _SIMPLENET, _INT8, limit_s=20),
+    "simplenet-20mbit-topk": Case(Shape(20), _SIMPLENET, {"sync, topk": codec("topk")}, limit_s=20),
+    "simplenet-20mbit-20ms": Case(Shape(20, 20), _SIMPLENET, _INT8, limit_s=20),
+    "simplenet-5mbit": Case(Shape(5), _SIMPLENET, _INT8, limit_s=30),
+    "resnet18-100mbit": Case(Shape(100), RESNET, CHOICES, ()),
+    "resnet18-20mbit": Case(Shape(20), RESNET, CHOICES, (), 90),
+    "resnet18-20mbit-40ms": Case(Shape(20, 40), RESNET, CHOICES, (), 90),
+    "resnet18-5mbit": Case(Shape(5), RESNET, CHOICES, (), 180),
+    "resnet18-20mbit-accuracy": Case(
+        Shape(20), RESNET, CHOICES, (), 900, 57_600, score_every=6400, unshaped=True, peer_limit_s=60
+    ),
+    "resnet18-5mbit-auto": Case(Shape(5), RESNET, AUTO, limit_s=600, peer_limit_s=180),
+    "lenet5-to-98": Case(
+        Shape(20),
+        {"model": "lenet5"},
+        {"local of 50, int8": local(50, 0.03)},
+        limit_s=900,
+        samples=240_000,
+        score_every=6400,
+        accuracy=0.98,
+    ),
+}
+
+
+def specs(case: Case) -> tuple[dict[str, dict[str, Any]], JobSpec]:
+    """The documents of ComputeShare's jobs, and the peers' JobSpec."""
+    peer = JobSpec.model_validate_json(json.dumps({**BASE, **case.base, "rounds": 1}))
+    documents = {name: _document(case, fields) for name, fields in case.ours.items()}
+    return documents, peer.model_copy(update={"rounds": _rounds_of(peer.plan, case.samples)})
+
+
+def _document(case: Case, fields: Mapping[str, Any]) -> dict[str, Any]:
+    document = {name: value for name, value in {**BASE, **case.base, **fields}.items() if value is not None}
+    plan = JobSpec.model_validate_json(json.dumps({**document, "rounds": 1})).plan
+    document.setdefault("rounds", _rounds_of(plan, case.samples))
+    if case.score_every:
+        document["checkpoint_every"] = max(1, case.score_every // (plan.micro_batch * plan.micro_batches_per_round))
+    return document
+
+
+def _rounds_of(plan: Plan, samples: int) -> int:
+    """The number of rounds for this many samples (0: a million rounds); an epoch's last round may be shorter."""
+    epochs, rest = divmod(samples, plan.samples)
+    return epochs * plan.rounds_per_epoch - (-rest // (plan.micro_batch * plan.micro_batches_per_round)) or 1_000_000
