@@ -11,6 +11,7 @@ from typing import Literal
 from api.jobs.submissions import SECONDS, Spent
 from api.schemas import EventPublic, JobPublic, SubmissionPublic
 from api.text_format import count, share
+from computeshare.codecs.registry import CODECS
 from computeshare.strategies.base import Strategy
 
 
@@ -146,7 +147,8 @@ def pace(spent: Sequence[Spent], strategy: Strategy, units: int, codec: str) -> 
     if most == "encoding":
         return f"{who} spend{verb} {told} of the time encoding updates: update codec float16 would help"
     if most == "uploading":
-        smaller = "strategy local would help" if codec in ("int8", "topk") else "update codec int8 would help"
+        is_small = codec in CODECS and CODECS[codec].differences
+        smaller = "strategy local would help" if is_small else "update codec int8 would help"
         return f"{who} spend{verb} {told} of the time sending updates: {smaller}"
     if len(spent) > 1 and strategy.waits_for_slowest and units < 4 * len(spent):
         return f"{who} wait {told} of the time for each other: more {strategy.units} per round would help"
