@@ -1,7 +1,8 @@
 """Weights that peers have published: those of a job's workers, and those of processes with loops of their own."""
 
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -15,6 +16,9 @@ from computeshare.transport.wire import Wires
 from computeshare.types import Blob, Message
 
 LONGEST_ENTRY = 200
+LISTED_S = 0.5
+"""For how long, in seconds, the list of peers is used: to read it before each exchange would cost the broker more, the
+more peers there are."""
 GROUP_S = 60
 """For how long, in seconds, a process of a group is read that publishes nothing more."""
 
@@ -56,6 +60,8 @@ class PeerWeights:
         """`peers_key`, `peer_key`: as `JobKeys.peers` and `JobKeys.peer`; `own`: the peer that reads."""
         self._reading = Channel(redis, wires)
         self._peers_key, self._peer_key, self._own = peers_key, peer_key, own
+        self._listed: dict[str, Published] = {}
+        self._listed_at = -math.inf
 
     @classmethod
     def of_job(cls, redis: Redis, job_id: str, worker: str, wires: Wires | None = None) -> Self:
@@ -63,10 +69,11 @@ class PeerWeights:
         job = JobKeys(job_id)
         return cls(redis, job.peers(), job.peer, worker, wires)
 
-    def others(self) -> dict[str, Published]:
-        """Each other peer that has published weights and has not left."""
-        entries = self._reading.exchange([["HGETALL", self._peers_key]])[0]
-        return self._others(entries)
+    def others(self) -> Mapping[str, Published]:
+        """Each other peer that has published weights and has not left; of `LISTED_S` ago, if there were any."""
+        if not self._listed or time.monotonic() > self._listed_at + LISTED_S:
+            self._listed, self._listed_at = self._list(), time.monotonic()
+        return self._listed
 
     def read(self, worker: str, parts: int) -> tuple[Published, Message] | None:
         """A peer's newest weights: what is known of them, and their message. None: they are gone."""
@@ -74,6 +81,9 @@ class PeerWeights:
         *_, (entry, message) = self._reading.exchange([["MULTI"], *asked, ["EXEC"]], large=True)
         published = Published.parse(entry) if entry else None
         return (published, message) if published and None not in message else None
+
+    def _list(self) -> dict[str, Published]:
+        return self._others(self._reading.exchange([["HGETALL", self._peers_key]])[0])
 
     def _others(self, entries: Any) -> dict[str, Published]:
         found = {name.decode(): Published.parse(entry) for name, entry in pairs(entries)}
@@ -87,12 +97,6 @@ class GroupWeights(PeerWeights):
         super().__init__(redis, keys.group_peers(group), partial(keys.group_peer, group), name)
         self._writing = Channel(redis)
 
-    def others(self) -> dict[str, Published]:
-        """Each other process that has published weights lately."""
-        entries, (now_s, _) = self._reading.exchange([["HGETALL", self._peers_key], ["TIME"]])
-        oldest_ms = 1000 * (int(now_s) - GROUP_S)
-        return {name: one for name, one in self._others(entries).items() if one.at_ms >= oldest_ms}
-
     def publish(self, token: str, units: int, loss: float, message: Sequence[Blob]) -> None:
         """Replace this process's weights, at once for whoever reads them."""
         ((now_s, now_us),) = self._writing.exchange([["TIME"]])
@@ -104,3 +108,9 @@ class GroupWeights(PeerWeights):
     def leave(self) -> None:
         """Remove this process's weights."""
         self._writing.exchange([["HDEL", self._peers_key, self._own], ["UNLINK", self._peer_key(self._own)]])
+
+    def _list(self) -> dict[str, Published]:
+        """Without those that have published nothing lately."""
+        entries, (now_s, _) = self._reading.exchange([["HGETALL", self._peers_key], ["TIME"]])
+        oldest_ms = 1000 * (int(now_s) - GROUP_S)
+        return {name: one for name, one in self._others(entries).items() if one.at_ms >= oldest_ms}

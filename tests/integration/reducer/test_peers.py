@@ -11,6 +11,7 @@ from redis import Redis
 
 from computeshare.codecs.messages import decode_update, decode_weights, encode_update, update_parts, weights_parts
 from computeshare.codecs.registry import EXACT
+from computeshare.gossip import peer_weights
 from computeshare.gossip.peer_weights import PeerWeights
 from computeshare.protocol.worker_session import Grant, WorkerSession
 from computeshare.tasks.registry import task_of
@@ -113,7 +114,9 @@ def test_a_reducer_that_takes_over_leaves_out_a_peer_whose_reference_it_does_not
     assert {worker for _, worker, _ in versions(job)[1]["counted"]} == {"slow", "fast"}, "its unit counts all the same"
 
 
-def test_others_read_a_peers_newest_weights_until_it_leaves(job: Job, redis: Redis) -> None:
+def test_others_read_a_peers_newest_weights_until_it_leaves(
+    job: Job, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a, b = Peer(job, "a"), Peer(job, "b")
     board = PeerWeights.of_job(redis, job.job_id, "b")
     assert board.others() == {} and board.read("a", update_parts(a.layout)) is None
@@ -130,6 +133,9 @@ def test_others_read_a_peers_newest_weights_until_it_leaves(job: Job, redis: Red
     lease = a.load()
     a.session.leave("goes")
     assert a.publish(lease, mine) == "fenced"
+    assert {*board.others()} == {"a"}, "the list is not read again at once"
+    assert board.read("a", update_parts(a.layout)) is None
+    monkeypatch.setattr(peer_weights, "LISTED_S", 0)
     assert board.others() == {} == PeerWeights.of_job(redis, job.job_id, "a").others()
     assert b.publish(b.load(), mine) == "accepted"
 
