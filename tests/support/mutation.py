@@ -33,6 +33,7 @@ TESTS = tuple(
     for which in (
         "peers",
         "placements",
+        "delay",
         "rounds",
         "checks",
         "quorum",

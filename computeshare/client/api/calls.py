@@ -379,7 +379,7 @@ class Client:
         """
         partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         try:
-            source = _path(job_id, "checkpoints", str(version)) + f"?weights={kind}"
+            source = _path(job_id, "checkpoints", str(version)) + ("" if kind == "average" else f"?weights={kind}")
             etag = self._requests.save(source, partial, progress)
             sha256 = etag.removeprefix("W/").strip('"')
             _check_weights(partial, sha256)
