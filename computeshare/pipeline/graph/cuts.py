@@ -7,6 +7,7 @@ their names. Where that code cannot be traced so, `torch.export` traces all of t
 import contextlib
 import copy
 import inspect
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from computeshare.errors import SpecError
 from computeshare.pipeline.frames import Value, changed
 from computeshare.tasks.base import Batch, Task
 
+_tracing = threading.Lock()
+"""Held while a model is traced: torch patches its modules for that, in the whole process."""
 Arguments = Mapping[str, Value]
 """The arguments of a model's `forward`, by name."""
 
@@ -103,7 +106,8 @@ def trace(module: nn.Module, arguments: Arguments, opened: Collection[str] = ())
         return trace_outer(module, arguments, opened)
     except Exception as outer:  # any code of the model's can fail, in any way, on stand-ins for tensors
         try:
-            return _trace_all(module, arguments)
+            with _tracing:
+                return _trace_all(module, arguments)
         except Exception as error:
             why = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
             raise SpecError(
@@ -115,9 +119,21 @@ def trace(module: nn.Module, arguments: Arguments, opened: Collection[str] = ())
 
 
 class _Tracer(fx.Tracer):
+    """While it traces, torch.fx has all modules of the process call it; other threads' are let through."""
+
     def __init__(self, opened: Collection[str]) -> None:
         super().__init__(param_shapes_constant=True)
-        self._opened = opened
+        self._opened, self._thread = opened, threading.get_ident()
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return type(m) is not nn.Sequential and module_qualified_name not in self._opened
@@ -127,7 +143,8 @@ def trace_outer(module: nn.Module, arguments: Arguments, opened: Collection[str]
     """As `trace`, by torch.fx alone. Raises whatever the model's code raises, given stand-ins for tensors."""
     parameters = inspect.signature(module.forward).parameters
     defaults = {name: one.default for name, one in parameters.items() if name not in arguments}
-    graph = _Tracer(opened).trace(module, concrete_args=defaults or None)
+    with _tracing:
+        graph = _Tracer(opened).trace(module, concrete_args=defaults or None)
     for node in graph.nodes:
         if node.op == "placeholder" and node.target not in arguments:
             _erase(graph, node)

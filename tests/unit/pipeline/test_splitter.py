@@ -1,5 +1,7 @@
 """How models fall into stages."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -225,3 +227,25 @@ def test_splitting_leaves_torchs_generator_as_it_was() -> None:
     before: Any = torch.get_rng_state()
     split(gpt(), Cut(2), PLAN)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_models_are_traced_in_several_threads_while_others_compute() -> None:
+    """torch.fx patches all modules of the process while it traces."""
+    module, images = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.ones(2, 8)
+    expected, is_over, errors = module(images), threading.Event(), []
+
+    def compute() -> None:
+        while not is_over.is_set():
+            try:
+                assert torch.equal(module(images), expected)
+                assert isinstance(module[0].weight, nn.Parameter)
+            except BaseException as error:
+                errors.append(error)
+                return
+
+    with ThreadPoolExecutor() as pool:
+        computing = pool.submit(compute)
+        plans = [*pool.map(lambda _: split(gpt(), Cut(2), PLAN), range(4))]
+        is_over.set()
+        computing.result()
+    assert errors == [] and all(plan == plans[0] for plan in plans)
