@@ -161,7 +161,7 @@ def test_a_menu_works_by_keyboard_and_closes_by_escape_and_a_click_elsewhere(sit
     )
     row = [box["y"] for box in (page.locator(one).bounding_box() for one in ("#pause", "#pause-for", "#more"))]
     assert len(set(row)) == 1, "the header's buttons wrap"
-    links = page.locator("nav a").evaluate_all("links => links.map((link) => link.getBoundingClientRect().y)")
+    links = page.locator(".top nav a").evaluate_all("links => links.map((link) => link.getBoundingClientRect().y)")
     assert len(set(links)) == 1, "the links to the other pages wrap"
     for close in (lambda: page.keyboard.press("Escape"), page.get_by_role("heading", level=1).click):
         more.click()
@@ -380,7 +380,7 @@ def test_jobs_are_renamed_and_deleted_in_the_list(site: Site, opened: Any) -> No
     page.locator("#rename").get_by_role("button", name="Rename").click()
     expect(page.locator(f"#job-{kept}")).to_have_text("well kept")
     page.get_by_role("button", name="Actions for gone").click()
-    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
     page.get_by_role("button", name="Delete job").click()
     expect(page.locator(f"#job-{gone}")).to_have_count(0)
     expect(page.locator("#ticked")).to_have_text("1 job selected, at least 2 needed")
