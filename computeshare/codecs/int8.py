@@ -14,7 +14,7 @@ from computeshare.types import Blob, Vector
 
 BLOCK = 512
 """Values that share a scale."""
-_CHUNK = 128 * BLOCK
+_CHUNK = 1 << 16
 """Values processed at a time, so that intermediate results stay in the cache."""
 _STEPS = np.float32(126.999)
 """A little below 127, so that no rounding of the reciprocal can exceed 127."""
@@ -42,52 +42,60 @@ class Int8:
         return self
 
     def encode(self, values: Vector, seed: int = 0, compress: bool = True) -> bytes:
-        blocks = -(-values.size // BLOCK)
-        raw = bytearray(4 * blocks + values.size)
-        scales, levels = _parts(raw, values.size)
-        scratch = np.empty(min(_CHUNK, blocks * BLOCK), np.float32)
-        starts = range(0, values.size, _CHUNK)
-        for start, offset in zip(starts, _offsets(seed, len(starts)), strict=True):
-            part = slice(start, min(start + _CHUNK, values.size))
-            rows = slice(start // BLOCK, -(-part.stop // BLOCK))
-            noise = _table()[offset : offset + _CHUNK]
-            _quantise(values[part], scales[rows], levels[part], noise, scratch)
+        raw = bytearray(4 * -(-values.size // BLOCK) + values.size)
+        quantise(values, seed, *_parts(raw, values.size), BLOCK, _STEPS)
         return frame.pack(raw, compress)
 
     def decode(self, blob: Blob, size: int, out: Vector | None = None) -> Vector:
         scales, levels = _parts(frame.unpack(blob, 4 * -(-size // BLOCK) + size), size)
         if size and levels.min() == -128:
             raise CodecError("a level of -128 is none of this codec's")
-        out = np.empty(size, np.float32) if out is None else out
-        whole = size // BLOCK * BLOCK
-        with np.errstate(invalid="ignore", over="ignore"):
-            for start in range(0, whole, _CHUNK):
-                stop = min(start + _CHUNK, whole)
-                part = out[start:stop].reshape(-1, BLOCK)
-                np.copyto(part, levels[start:stop].reshape(-1, BLOCK))
-                part *= scales[start // BLOCK : stop // BLOCK, None]
-            if whole < size:
-                np.multiply(levels[whole:], scales[-1], out=out[whole:])
-        return out
+        return multiplied(levels, scales, BLOCK, out)
+
+
+def quantise(values: Vector, seed: int, scales: Vector, levels: Levels, block: int, steps: np.float32) -> None:
+    """Fill `levels` with `values` as integers up to `steps`, rounded at random, times the scale of their block.
+
+    Args:
+        block: values in a block, a divisor of 65,536; a short last block is treated as padded with zeros.
+        steps: a little below a whole number, so that no rounding of a reciprocal can exceed that.
+    """
+    scratch = np.empty(min(_CHUNK, scales.size * block), np.float32)
+    starts = range(0, values.size, _CHUNK)
+    for start, offset in zip(starts, _offsets(seed, len(starts)), strict=True):
+        part = slice(start, min(start + _CHUNK, values.size))
+        some = scales[start // block : -(-part.stop // block)]
+        scaled = scratch[: some.size * block]
+        scaled[: part.stop - start], scaled[part.stop - start :] = values[part], 0
+        rows = scaled.reshape(-1, block)
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            np.divide(np.maximum(rows.max(1), -rows.min(1)), steps, out=some)
+            some[some < _SMALLEST / steps] = 0
+            rows *= np.where(some == 0, 0, 1 / some)[:, None]
+            scaled += _table()[offset : offset + scaled.size]
+            np.floor(scaled, out=scaled)
+            np.copyto(levels[part], scaled[: part.stop - start], casting="unsafe")
+
+
+def multiplied(levels: Levels, scales: Vector, block: int, out: Vector | None = None) -> Vector:
+    """The values of levels (d,) with a scale for each block, in `out` if given."""
+    size = levels.size
+    out = np.empty(size, np.float32) if out is None else out
+    whole = size // block * block
+    with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, whole, _CHUNK):
+            stop = min(start + _CHUNK, whole)
+            part = out[start:stop].reshape(-1, block)
+            np.copyto(part, levels[start:stop].reshape(-1, block))
+            part *= scales[start // block : stop // block, None]
+        if whole < size:
+            np.multiply(levels[whole:], scales[-1], out=out[whole:])
+    return out
 
 
 def _parts(raw: bytearray | memoryview, size: int) -> tuple[Vector, Levels]:
     blocks = -(-size // BLOCK)
     return np.frombuffer(raw, "<f4", blocks), np.frombuffer(raw, np.int8, size, 4 * blocks)
-
-
-def _quantise(values: Vector, scales: Vector, levels: Levels, noise: Vector, scratch: Vector) -> None:
-    """Fill `scales` and `levels` from `values`; a short last block is treated as padded with zeros."""
-    scaled = scratch[: scales.size * BLOCK]
-    scaled[: values.size], scaled[values.size :] = values, 0
-    rows = scaled.reshape(-1, BLOCK)
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        np.divide(np.maximum(rows.max(1), -rows.min(1)), _STEPS, out=scales)
-        scales[scales < _SMALLEST / _STEPS] = 0
-        rows *= np.where(scales == 0, 0, 1 / scales)[:, None]
-        scaled += noise[: scaled.size]
-        np.floor(scaled, out=scaled)
-        np.copyto(levels, scaled[: values.size], casting="unsafe")
 
 
 def _offsets(seed: int, chunks: int) -> list[int]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from computeshare.codecs.base import Codec
 from computeshare.codecs.float32 import Float32
 from computeshare.codecs.half_precision import Halves
+from computeshare.codecs.int4 import Int4
 from computeshare.codecs.int8 import Int8
 from computeshare.codecs.lowrank import LowRank
 from computeshare.codecs.topk import TopK
@@ -17,6 +18,7 @@ _ALL: Sequence[Codec] = (
     Halves("float16", auto_down=("float32", "float16")),
     Halves("bfloat16"),
     Int8(),
+    Int4(),
     LowRank(8),
     LowRank(4, auto_down=("int8", "lowrank4")),
     TopK(),

@@ -55,7 +55,7 @@ def accuracy(folder: Path, codec: str, fed_back: bool = True) -> float:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("codec", ["float16", "int8", "topk", "lowrank4"])
+@pytest.mark.parametrize("codec", ["float16", "int8", "int4", "topk", "lowrank4"])
 def test_a_lossy_codec_reaches_the_accuracy_of_full_precision(mnist_dir: Path, codec: str) -> None:
     assert accuracy(mnist_dir, codec) >= accuracy(mnist_dir, "float32") - 0.005  # other machines have other luck
 

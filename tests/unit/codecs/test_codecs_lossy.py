@@ -17,6 +17,7 @@ from computeshare.errors import CodecError
 from computeshare.types import Vector
 
 INT8, TOPK = CODECS["int8"], TopK()
+BLOCKED = pytest.mark.parametrize(("name", "block", "steps"), [("int8", 512, 127), ("int4", 128, 7)])
 GRADIENT = (np.random.default_rng(0).standard_t(3, 3 * CHUNK + 700) * 1e-3).astype(np.float32)
 
 
@@ -24,34 +25,57 @@ def sent(values: Vector, codec: TopK = TOPK) -> Vector:
     return codec.decode(codec.encode(values), values.size)
 
 
+@BLOCKED
 @given(
     vector=arrays.arrays(
         np.float32, st.integers(0, 1500), elements=st.floats(-(2.0**126), 2.0**126, width=32) | st.just(np.inf)
     )
 )
-def test_int8_is_within_a_step_of_its_block_and_passes_on_what_is_not_finite(vector: Vector) -> None:
-    got = INT8.decode(INT8.encode(vector, 3), len(vector))
-    for start in range(0, len(vector), 512):
-        block, back = vector[start : start + 512], got[start : start + 512]
-        if not np.isfinite(block).all():
+def test_integers_are_within_a_step_of_their_block_and_pass_on_what_is_not_finite(
+    vector: Vector, name: str, block: int, steps: int
+) -> None:
+    codec = CODECS[name]
+    got = codec.decode(codec.encode(vector, 3), len(vector))
+    for start in range(0, len(vector), block):
+        part, back = vector[start : start + block], got[start : start + block]
+        if not np.isfinite(part).all():
             assert not np.isfinite(back).all()
         else:
-            step = float(np.abs(block.astype(np.float64)).max()) / 126
-            assert (np.abs(back.astype(np.float64) - block) <= max(step, 1e-37)).all()
+            step = float(np.abs(part.astype(np.float64)).max()) / (0.999 * steps)
+            assert (np.abs(back.astype(np.float64) - part) <= max(step, 1e-37)).all()
 
 
-def test_int8_rounds_by_the_seed_alone_and_without_bias() -> None:
-    vector = GRADIENT[:2000]
-    assert INT8.encode(vector, 1) == INT8.encode(vector.copy(), 1) != INT8.encode(vector, 2)
-    rounded = np.stack([INT8.decode(INT8.encode(vector, seed), vector.size) for seed in range(400)])
-    step = np.abs(vector).max() / 127
+@BLOCKED
+def test_integers_are_rounded_by_the_seed_alone_and_without_bias(name: str, block: int, steps: int) -> None:
+    vector, codec = GRADIENT[:2000], CODECS[name]
+    assert codec.encode(vector, 1) == codec.encode(vector.copy(), 1) != codec.encode(vector, 2)
+    rounded = np.stack([codec.decode(codec.encode(vector, seed), vector.size) for seed in range(400)])
+    step = np.abs(vector).max() / steps
     assert np.abs(rounded.mean(axis=0) - vector).max() < 5 * step / 2 / np.sqrt(400)
 
 
-def test_neighbouring_seeds_of_int8_round_independently() -> None:
-    vector = GRADIENT[:2000]
-    errors = np.stack([INT8.decode(INT8.encode(vector, seed), vector.size) - vector for seed in range(8)])
+@BLOCKED
+def test_neighbouring_seeds_round_independently(name: str, block: int, steps: int) -> None:
+    vector, codec = GRADIENT[:2000], CODECS[name]
+    errors = np.stack([codec.decode(codec.encode(vector, seed), vector.size) - vector for seed in range(8)])
     assert np.abs(np.corrcoef(errors) - np.eye(8)).max() < 0.15
+
+
+@BLOCKED
+def test_a_level_that_no_sender_makes_is_refused(name: str, block: int, steps: int) -> None:
+    codec = CODECS[name]
+    for values in (np.full(block, -1, np.float32), np.zeros(block + 1, np.float32)):
+        blob = bytearray(codec.encode(values, compress=False))
+        body = blob.rindex(b"CSF") + 8
+        blob[-1] = 0x88 if name == "int4" else 0x80  # the last levels: -8 twice, or -128
+        blob[body - 4 : body] = zlib.crc32(blob[body:]).to_bytes(4, "little")
+        with pytest.raises(CodecError, match="none of this codec's"):
+            codec.decode(bytes(blob), values.size)
+
+
+def test_int4_takes_half_a_byte_per_value() -> None:
+    values = np.random.default_rng(2).normal(size=1 << 18).astype(np.float32)
+    assert len(CODECS["int4"].encode(values, compress=False)) < 0.54 * values.size
 
 
 def test_topk_keeps_the_largest_values_of_each_chunk_and_zeros_for_the_rest() -> None:

@@ -25,7 +25,7 @@ def begun(some: ServerStep, read_only: bool = False) -> ServerModel:
     return some.load(Weights(parameters, BUFFERS, np.zeros(1, np.int64)), b"")
 
 
-@pytest.mark.parametrize("down", ["float32", "float16", "int8", "topk", "lowrank4"])
+@pytest.mark.parametrize("down", ["float32", "float16", "int8", "int4", "topk", "lowrank4"])
 def test_moving_gives_the_weights_that_stepping_gives(down: str) -> None:
     reducer, replay = server_step(down), server_step(down)
     model, expected = begun(reducer), begun(replay)
