@@ -109,8 +109,9 @@ def _chosen(module: nn.Module, arguments: Arguments, stages: int) -> tuple[Trace
             is_open.add(name)
         except Exception:  # its code cannot be traced: it stays whole
             closed.add(name)
-    if len(segments) < stages:
-        raise SpecError(f"the model can be split into {len(segments)} stages at most: lower strategy.stages")
+    most = _most_stages(segments)
+    if most < stages:
+        raise SpecError(f"the model can be split into {most} stages at most: lower strategy.stages")
     return traced, found, tuple(points[places[number]] for number in balanced(segments, stages))
 
 
@@ -133,7 +134,11 @@ def _segments(module: nn.Module, found: Survey, places: Sequence[int]) -> Iterat
         names = {first[name] for place in range(start, stop) for name in found.reads[place] if name in first}
         weights = sum(sizes.pop(name, 0) for name in sorted(names))
         kept = sum(found.bytes_of[start:stop])
-        yield Segment(sum(found.work[start:stop]), VECTORS * weights + kept, found.border(start))
+        yield Segment(sum(found.work[start:stop]), VECTORS * weights + kept, found.border(start), weights)
+
+
+def _most_stages(segments: Sequence[Segment]) -> int:
+    return sum(one.weights > 0 for one in segments)
 
 
 def _large(
@@ -144,7 +149,7 @@ def _large(
     """
     parts = shares(segments)
     for number in sorted(range(len(segments)), key=lambda one: -parts[one]):
-        if parts[number] < 1 / stages and len(segments) >= stages:
+        if parts[number] < 1 / stages and _most_stages(segments) >= stages:
             return
         for node in traced.computed[places[number] : places[number + 1]]:
             if node.op == "call_module" and [*module.get_submodule(str(node.target)).children()]:

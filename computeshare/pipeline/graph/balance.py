@@ -1,5 +1,6 @@
 """Where to cut a model, so that its stages ask about as much of their workers. Pure."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +14,13 @@ class Segment:
         work: operations, or seconds, of its forward pass; any unit, the same for all segments.
         memory: bytes of its parameters, their gradients and what it keeps for the backward pass.
         border: bytes of all values that cross its beginning.
+        weights: bytes of its parameters alone; a stage without any would have nothing to train.
     """
 
     work: float
     memory: float
     border: float = 0.0
+    weights: float = 1.0
 
 
 def shares(segments: Sequence[Segment]) -> list[float]:
@@ -29,23 +32,28 @@ def shares(segments: Sequence[Segment]) -> list[float]:
 def balanced(segments: Sequence[Segment], stages: int) -> list[int]:
     """The numbers of the segments with which the second and each later stage begins, ascending.
 
-    The largest stage's share is the least possible; of several such ways, one with little data across the borders. The
-    same segments always give the same answer.
+    Each stage has weights, and the largest stage's share is the least possible; of several such ways, one with little
+    data across the borders. The same segments always give the same answer.
 
-    Raises ValueError: there are fewer segments than stages.
+    Raises ValueError: there are fewer segments with weights than stages.
     """
-    count = len(segments)
-    if count < stages:
-        raise ValueError(f"{count} segments do not make {stages} stages")
+    count, weighty = len(segments), sum(one.weights > 0 for one in segments)
+    if weighty < stages:
+        raise ValueError(f"{weighty} segments with weights do not make {stages} stages")
+    weights = [0.0, *itertools.accumulate(one.weights for one in segments)]
     before = [0.0]
     for share in shares(segments):
         before.append(before[-1] + share)
-    best = [(before[stop], 0.0) for stop in range(count + 1)]  # of segments up to `stop` in one stage
+    best = [
+        (before[stop] if weights[stop] else math.inf, 0.0) for stop in range(count + 1)
+    ]  # of segments up to `stop` in one stage
     choices: list[list[int]] = []
     for stage in range(1, stages):
         following, chosen = [(math.inf, math.inf)] * (count + 1), [0] * (count + 1)
         for stop in range(stage + 1, count + 1):
             for start in range(stage, stop):
+                if weights[start] == weights[stop]:
+                    break
                 largest, crossing = best[start]
                 found = (max(largest, before[stop] - before[start]), crossing + segments[start].border)
                 if found < following[stop]:

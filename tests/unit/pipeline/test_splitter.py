@@ -112,7 +112,7 @@ def test_split_points_that_are_none_are_errors(names: tuple[str, ...], message: 
 
 
 def test_more_stages_than_the_model_has_parts_is_an_error() -> None:
-    with pytest.raises(SpecError, match=r"into 6 stages at most: lower strategy.stages"):
+    with pytest.raises(SpecError, match=r"into 3 stages at most: lower strategy.stages"):
         split(ImageClassification("digits", "mlp", (1, 8, 8)), Cut(20), PLAN)
 
 

@@ -34,6 +34,14 @@ def test_memory_counts_as_much_as_work() -> None:
     assert balanced([Segment(1, 0), Segment(1, 0), Segment(1, 0), Segment(1, 9)], 2) == [3]
 
 
+def test_each_stage_has_weights() -> None:
+    bare = Segment(1, 1, weights=0)
+    segments = [bare, Segment(9, 9), bare, Segment(1, 1), Segment(1, 1), bare]
+    assert balanced(segments, 3) == [2, 4]
+    with pytest.raises(ValueError, match="3 segments with weights do not make 4 stages"):
+        balanced(segments, 4)
+
+
 def test_more_stages_than_segments_is_an_error() -> None:
-    with pytest.raises(ValueError, match="2 segments do not make 3 stages"):
+    with pytest.raises(ValueError, match="2 segments with weights do not make 3 stages"):
         balanced([Segment(1, 1), Segment(1, 1)], 3)
