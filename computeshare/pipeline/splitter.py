@@ -12,8 +12,9 @@ from computeshare.errors import SpecError
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.pipeline.frames import form_of
 from computeshare.pipeline.graph.balance import Segment, balanced, shares
-from computeshare.pipeline.graph.cuts import Arguments, CutGraph, Traced, arguments_of, cut, starts, trace, trace_outer
+from computeshare.pipeline.graph.cuts import CutGraph, cut, starts
 from computeshare.pipeline.graph.survey import Survey, survey
+from computeshare.pipeline.graph.trace import Arguments, Traced, arguments_of, trace, trace_outer
 from computeshare.pipeline.partition import StageFacts, StagePlan
 from computeshare.strategies.base import Staging
 from computeshare.tasks import modules

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from computeshare.errors import CodecError, SpecError
 from computeshare.pipeline.frames import Value, tensors_of
-from computeshare.pipeline.graph import cuts
 from computeshare.pipeline.graph.cuts import CutGraph
+from computeshare.pipeline.graph.module_tensors import bind_device, named_tensors, put
 from computeshare.pipeline.partition import StageFacts
 from computeshare.tensors.layout import Layout
 from computeshare.tensors.layout import Tensor as Entry
@@ -94,7 +94,7 @@ class Stage:
         self.losses: list[Tensor] = []
         """Of the pieces so far, scaled to add up to the micro-batch's mean loss; of the last stage."""
 
-    def taken_over(self, part: CutGraph, names: Mapping[str, str]) -> CutGraph:
+    def bound(self, part: CutGraph, names: Mapping[str, str]) -> CutGraph:
         """This part of the model with this stage's tensors, on its device.
 
         Args:
@@ -102,16 +102,16 @@ class Stage:
         Raises: SpecError: the part has other tensors than the stage, or tensors without values.
         """
         module = copy.deepcopy(part.module)
-        found = cuts.named_tensors(module)
+        found = named_tensors(module)
         if {names[name] for name, _ in found if name in names} - self._tensors.keys():
             raise SpecError(f"stage {self.number} has other parameters here: use the same torch on all machines")
         for name, tensor in found:
             if name in names:
-                cuts.put(module, name, self._tensors[names[name]])
+                put(module, name, self._tensors[names[name]])
             elif tensor.is_meta:
                 raise SpecError(f"the model's {name} has no value without the model's weights: split another model")
         module.to(self._device)
-        cuts.bind_device(module, self._device)
+        bind_device(module, self._device)
         if self._device.type == "cpu":
             for one in module.modules():
                 if isinstance(one, nn.Conv2d):

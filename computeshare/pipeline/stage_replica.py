@@ -18,8 +18,8 @@ from computeshare.errors import CodecError, Interrupted
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.pipeline import frames, splitter
 from computeshare.pipeline.frames import Value
-from computeshare.pipeline.graph import cuts
-from computeshare.pipeline.graph.cuts import CutGraph, Traced
+from computeshare.pipeline.graph.cuts import CutGraph
+from computeshare.pipeline.graph.trace import Traced, arguments_of, loss_of
 from computeshare.pipeline.partition import StagePlan, used
 from computeshare.pipeline.schedule import operations
 from computeshare.pipeline.stage import Flight, Stage
@@ -181,12 +181,12 @@ class StageReplica:
             received[source] = found
         inputs: list[Value] = []
         if part.inputs:
-            given = traced.inputs(cuts.arguments_of(self._task, self._signature, batch))
+            given = traced.inputs(arguments_of(self._task, self._signature, batch))
             inputs = [given[one] for one in part.inputs]
         share = self._plan.size(unit) / count
 
         def finish(result: Value) -> Tensor:
-            loss = cuts.loss_of(self._task, traced.result(result), batch)
+            loss = loss_of(self._task, traced.result(result), batch)
             return loss / share if share != 1 else loss
 
         flight = Flight(part, seed, inputs, received, finish if self._is_last(number) else None)
@@ -266,7 +266,7 @@ class StageReplica:
         self._signature = inspect.signature(module.train().forward)
         traced, cut = splitter.cut_model(self._task, module, self._stage_plan.cuts, count)
         names = splitter.first_names(module)
-        parts = {number: stage.taken_over(cut[number], names) for number, stage in self._stages.items()}
+        parts = {number: stage.bound(cut[number], names) for number, stage in self._stages.items()}
         self._parts[count] = traced, parts
         return self._parts[count]
 

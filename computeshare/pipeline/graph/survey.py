@@ -12,7 +12,8 @@ from torch import Tensor, fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from computeshare.pipeline.frames import Value, tensors_of
-from computeshare.pipeline.graph.cuts import Arguments, Traced, named_tensors, stand_ins
+from computeshare.pipeline.graph.module_tensors import named_tensors, stand_ins
+from computeshare.pipeline.graph.trace import Arguments, Traced
 
 OPERATIONS_PER_VALUE = 8
 """What moving a value costs, in operations: layers without products take time too."""
