@@ -235,7 +235,7 @@ def _form(dtype: Any, shape: Any, order: Any, wants_gradient: Any) -> _Form:
 
 
 def _filled(structure: Any, tensors: Sequence[Tensor], depth: int = 0) -> Value:
-    if depth > DEEPEST:
+    if depth == DEEPEST and isinstance(structure, list | dict):
         raise CodecError("malformed header: nested too deep")
     if isinstance(structure, list):
         return [_filled(part, tensors, depth + 1) for part in structure]

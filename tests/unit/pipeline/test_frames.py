@@ -13,7 +13,7 @@ from torch import Tensor
 from computeshare.codecs import frame
 from computeshare.codecs.registry import CODECS, EXACT
 from computeshare.errors import CodecError, SpecError
-from computeshare.pipeline.frames import DTYPES, decode, encode, passed, tensors_of
+from computeshare.pipeline.frames import DTYPES, decode, encode, form_bytes, form_of, passed, tensors_of
 
 LIMIT = 1 << 20
 DRAW = torch.Generator().manual_seed(0)
@@ -135,6 +135,7 @@ HOSTILE = {
     "another shape": with_header({"values": [], "tensors": [["float32", [2, 3], [0, 1], False]]}, BODY),
     "a bomb": with_header({"values": [], "tensors": [GOOD]}, frame.pack(np.zeros(10**6, np.float32))),
     "a header's length that lies": b"\xff\xff\xff\xff" + BODY,
+    "nested too deep": with_header({"values": json.loads("[" * 17 + "]" * 17), "tensors": []}),
     "a short length": b"\x01\x00\x00\x00" + BODY,
     "nothing": b"",
 }
@@ -181,3 +182,17 @@ def test_damaged_messages_are_refused_or_change_no_more_than_values(codec: str) 
         else:
             assert message == whole
     assert refused > 300
+
+
+def test_what_can_be_read_can_be_written_and_has_a_form() -> None:
+    values = [drawn(2), (1, {"a": [None, drawn(3, 3)]})]
+    for _ in range(20):
+        values = [values]
+        try:
+            message = encode(values, EXACT)
+        except SpecError:
+            break
+        assert form_of(decode(message, EXACT, LIMIT)) == form_of(values)
+        assert form_bytes(form_of(values)) == 44
+    else:
+        pytest.fail("there is no end to nesting")
