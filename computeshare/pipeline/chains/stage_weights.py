@@ -16,8 +16,10 @@ from computeshare.protocol.channel import Channel
 from computeshare.protocol.worker_session import Grant, WorkerSession
 from computeshare.tensors.layout import Layout, Tensor, Weights
 from computeshare.transport.wire import Wires
-from computeshare.types import Message, Vector
+from computeshare.types import Blob, Vector
 
+AT_ONCE = 4
+"""Buckets that are read and decoded together: a stage may be most of what fits into memory."""
 TRAILING = 3
 """Parts of a version's weights after the buckets: buffers, counters, digests."""
 
@@ -99,6 +101,7 @@ class StageVersions:
 
     def __init__(self, redis: Redis, session: WorkerSession, codec: Codec, parts: StageParts, wires: Wires) -> None:
         self._channel, self._session, self._codec, self._parts = Channel(redis, wires), session, codec, parts
+        self._vector = np.empty(sum(parts.layout.bucket_sizes[bucket] for bucket in parts.read), np.float32)
         self.bytes, self.token = 0, ""
         """Bytes received; the token of the version read last."""
 
@@ -108,19 +111,29 @@ class StageVersions:
         return weights, self._session.lease(token)
 
     def read(self, token: str) -> Weights | None:
-        """The stages' part of a version, its parameters joined; None if the version is gone.
+        """The stages' part of a version, its parameters joined; None if the version is gone. Valid until the next one.
 
         Raises CodecError: the part is not what the reducer published.
         """
         key, after = self._session.keys.weights(token), weights_parts(self._parts.layout) - TRAILING
-        asked = [*self._parts.read, *range(after, after + TRAILING)]
-        frames: Message = self._channel.exchange([["HMGET", key, *asked]], large=True)[0]
-        if None in frames:
-            return None
-        self.bytes += sum(len(one) for one in frames if one is not None)
-        values, buffers, counters = decode_some(self._codec, frames, self._parts.read, self._parts.layout)
+        last, start = self._fetched(key, range(after, after + TRAILING)), 0
+        buffers, counters = np.zeros(0, np.float32), np.zeros(0, np.int64)
+        for first in range(0, max(1, len(self._parts.read)), AT_ONCE):
+            some = self._parts.read[first : first + AT_ONCE]
+            frames = [*self._fetched(key, some), *last]
+            if None in frames:
+                return None
+            values, buffers, counters = decode_some(self._codec, frames, some, self._parts.layout)
+            for bucket in some:
+                stop = start + len(values[bucket])
+                self._vector[start:stop], start = values[bucket], stop
         self.token = token
-        return Weights(_joined([values[bucket] for bucket in self._parts.read]), buffers, counters)
+        return Weights(self._vector, buffers, counters)
+
+    def _fetched(self, key: str, parts: Sequence[int]) -> Sequence[Blob | None]:
+        frames: Sequence[Blob | None] = self._channel.exchange([["HMGET", key, *parts]], large=True)[0] if parts else []
+        self.bytes += sum(len(one) for one in frames if one is not None)
+        return frames
 
     def decoded(self, grant: Grant) -> Weights:
         """Never called: no weights come with a notice."""

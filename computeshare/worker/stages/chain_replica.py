@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,11 +105,12 @@ class ChainReplica:
     memory_bytes: Callable[[], int]
     release: Callable[[], None]
     """Hands the lease on a unit back."""
+    turns: Iterator[int]
+    """Rising numbers, one for each attempt of this seat."""
     shares: list[Share] = field(default_factory=list)
     """Of the last unit, in the chain's order."""
     kept: None = None
     room: None = None
-    _turn: int = 0
     compilation: Compilation = field(default_factory=Compilation)
 
     def load(self, weights: Weights) -> None:
@@ -130,8 +131,7 @@ class ChainReplica:
         """
         leader, *others = self.chain
         attempt = self.queue.nonce
-        self._turn += 1
-        turn = (self.placement << TURN_BITS) + self._turn
+        turn = (self.placement << TURN_BITS) + next(self.turns)
         self.inbox.begin(turn)
         self.queue.share(unit)
         order = Order(self.placement, leader.worker, self.token(), unit).dump()

@@ -1,6 +1,7 @@
 """A seat's loop where workers hold stages of the model: lead a chain, follow a leader, or stand by."""
 
 import contextlib
+import itertools
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -13,8 +14,8 @@ from redis.exceptions import OutOfMemoryError
 from computeshare.codecs.messages import UpdateEncoder
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import CodecError, Interrupted
-from computeshare.pipeline.chains.mail import DONE, FAILED, ORDER, ChainMail, Inbox, Letter, Outbox
-from computeshare.pipeline.chains.membership import Membership
+from computeshare.pipeline.chains.mail import DONE, FAILED, ChainMail, Inbox, Letter, Outbox
+from computeshare.pipeline.chains.membership import EVERY_S, Membership
 from computeshare.pipeline.chains.placement import Held, Member, Placement
 from computeshare.pipeline.chains.stage_needs import needs, works_of
 from computeshare.pipeline.chains.stage_weights import StageParts, StageVersions
@@ -77,6 +78,7 @@ class StageLoop:
             Outbox(seat.redis, keys.mail, seat.mail),
         )
         self._codecs = seat.setup.spec.codecs
+        self._turns = itertools.count(1)
         self._held: tuple[range, StageParts, StageReplica] | None = None
 
     def run(self) -> str:
@@ -137,6 +139,7 @@ class StageLoop:
             recall.is_set,
             seat.memory.peak_bytes,
             seat.session.release,
+            self._turns,
         )
 
         def about() -> dict[str, Any]:
@@ -170,7 +173,11 @@ class StageLoop:
         versions, encoder = self._versions(parts), self._encoder()
         while letter := self._inbox.order(lambda: not recall.is_set()):
             order = Order.parse(letter.body)
-            if letter.tag != ORDER or order.placement != placement.number:
+            if order.placement > placement.number:  # the leader has heard of the next placement before
+                self._inbox.keep(letter)
+                recall.wait(EVERY_S)
+                return
+            if order.placement < placement.number:
                 continue
             self.seat.memory.check_taken()
             updates = follower.answer(letter, order, versions, encoder)

@@ -1,7 +1,9 @@
 """Pipeline: the same weights for any workers, with or without deaths, every sample once, a replay that matches."""
 
 import os
+import shutil
 import signal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,3 +56,21 @@ def test_a_replay_of_a_pipeline_matches(plane: ControlPlane) -> None:
         replay = Replay(client, job["id"], plane.home / "data")
         assert [one.version for one in replay.run()] == [*range(1, 11)]
         assert replay.verdict().outcome == "matches"
+
+
+def test_a_model_that_no_worker_may_hold_trains_on_two(plane: ControlPlane, shakespeare_dir: Path) -> None:
+    gpt = {"n_layer": 6, "n_head": 4, "n_embd": 768, "block_size": 16}
+    spec: dict[str, Any] = {"dataset": "tinyshakespeare", "model": "gpt", "model_args": gpt, "queue": "small"}
+    spec |= {"micro_batch": 4, "accumulate": 2, "micro_batches_per_round": 1, "rounds": 3, "eval_batch": 256}
+    spec |= {"workers": {"min": 1, "max": 2}, "evaluate_every": 0, "checkpoint_every": 0}
+    limit = ("--max-memory", "1250MB")
+    shutil.copytree(shakespeare_dir / "tinyshakespeare", plane.home / "data" / "tinyshakespeare")
+    with plane.worker("small", "one", *limit), plane.worker("small", "two", *limit):
+        alone = plane.create(**spec)
+        plane.until("the reason", lambda: "more than --max-memory allows" in str(plane.job(alone)["reason"]))
+        plane.http.post(f"/v1/jobs/{alone}/cancel")
+        spread = plane.create(**spec, **PIPELINE)
+        plane.reach(spread, spec["rounds"])
+    workers = plane.get(f"/v1/jobs/{spread}/workers")["items"]
+    plane.http.post(f"/v1/jobs/{spread}/cancel")  # scoring a model of this size takes long
+    assert len(workers) == 2 and all(0 < worker["memory_bytes"] < 1250e6 for worker in workers)

@@ -13,14 +13,20 @@ from redis import Redis
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import CodecError, Interrupted
 from computeshare.pipeline.chains.mail import Inbox, Letter, Outbox
+from computeshare.pipeline.chains.placement import Held, Placement
 from computeshare.pipeline.chains.stage_weights import StageParts, StageVersions
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.worker_session import WorkerSession
 from computeshare.settings import Settings
 from computeshare.transport.wire import Wires
+from computeshare.worker.seat.lease_keeper import LeaseKeeper
+from computeshare.worker.seat.seat_loop import SeatStatus
+from computeshare.worker.seat.seat_setup import SeatMemory
+from computeshare.worker.stages.chain_replica import Order
+from computeshare.worker.stages.stage_loop import StageLoop, StageSeat, join_members
 from computeshare.worker.stages.stage_setup import StageSetup, await_stages, open_stages
 from tests.support.job_reducer import Job
-from tests.support.rounds import events
+from tests.support.rounds import events, take_seat
 from tests.support.stage_seats import Seat
 
 ROUNDS = 5
@@ -214,3 +220,27 @@ def test_a_worker_without_its_stages_weights_has_the_unit_called_off(redis: Redi
     inbox = mailbox(redis, job_id, Letter("now", 1, 0, "failed", b""))
     with pytest.raises(Interrupted, match="another worker"):
         inbox.receive("now", 1, "f0.0", lambda: True)
+
+
+def test_an_order_of_the_next_placement_waits_until_this_worker_has_heard_of_it(
+    start: Callable[..., Job], redis: Redis
+) -> None:
+    job = start(**FIELDS, strategy=PIPELINE)
+    setup, session = setup_of(job), WorkerSession(redis, job.job_id, "follower", uuid.uuid4().hex)
+    take_seat(session)
+    stop, wires = threading.Event(), Wires.to(redis)
+    memory, keeper = SeatMemory(setup.spec, setup.memory, 0), LeaseKeeper(session)
+    members = join_members(redis, session, setup, memory, stop)
+    loop = StageLoop(
+        StageSeat(redis, session, keeper, setup, members, memory, SeatStatus(), wires, Wires.to(redis), stop)
+    )
+    chain = Held("leader", "its session", 0, 1), Held("follower", session.session_id, 1, 2)
+    state = job.store.read()
+    assert state is not None
+    mail = Outbox(redis, JobKeys(job.job_id).mail)
+    for number in (1, 3):
+        order = Order(number, "leader", str(state.token), 0).dump()
+        mail.tell(session.session_id, Letter(f"attempt {number}", number, 1, "order", order))
+    loop._follow(Placement(2, (chain,)), chain, threading.Event())
+    kept = loop._inbox.order(lambda: True)
+    assert kept and Order.parse(kept.body).placement == 3
