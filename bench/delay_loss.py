@@ -30,9 +30,11 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 def job(case: str, delay: int, seed: int, samples: int, changes: dict[str, Any]) -> JobSpec:
-    """The JobSpec of a run on this many samples or a few more."""
+    """The JobSpec of a run on this many samples or a few more, with changes to fields or to objects of fields."""
     document = {**CASES[case][1], "seed": seed}
-    document["strategy"] = {**document.get("strategy", {}), **changes, "delay": delay}
+    for name, value in [*changes.items(), ("strategy", {"delay": delay})]:
+        whole = isinstance(value, dict)
+        document[name] = {**document.get(name, {}), **value} if whole else value
     plan = JobSpec.model_validate({**document, "rounds": 1}).plan
     rounds = seen = 0
     while seen < samples:
@@ -47,15 +49,15 @@ def main() -> None:
     parser.add_argument("--delays", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--samples", type=int, help="in place of the case's")
-    parser.add_argument("--strategy", type=json.loads, default={}, help="changes to the strategy, as JSON")
+    parser.add_argument("--changes", type=json.loads, default={}, help="to the JobSpec, as JSON")
     args = parser.parse_args()
     for case in args.case:
         for seed in args.seeds:
             for delay in args.delays:
                 began = time.monotonic()
-                spec = job(case, delay, seed, args.samples or CASES[case][0], args.strategy)
+                spec = job(case, delay, seed, args.samples or CASES[case][0], args.changes)
                 found = trained(spec, Settings().data_dir)
-                about = {"case": case, "delay": delay, "seed": seed, **args.strategy}
+                about = {"case": case, "delay": delay, "seed": seed, "changes": args.changes}
                 print(json.dumps({**about, **found, "seconds": round(time.monotonic() - began)}), flush=True)
 
 
