@@ -13,6 +13,7 @@ from typing import Any
 from bench.local_loss import ADAMW, GPT, trained
 from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
+from computeshare.strategies.local import DELAYED
 
 MNIST: dict[str, Any] = {"dataset": "mnist", "model": "lenet5", "micro_batch": 32, "evaluate_every": 0}
 SGD: dict[str, Any] = {"name": "SGD", "lr": 0.02, "momentum": 0.9}
@@ -35,6 +36,9 @@ def job(case: str, delay: int, seed: int, samples: int, changes: dict[str, Any])
     for name, value in [*changes.items(), ("strategy", {"delay": delay})]:
         whole = isinstance(value, dict)
         document[name] = {**document.get(name, {}), **value} if whole else value
+    if delay and "outer_lr" not in changes.get("strategy", {}):
+        for name in DELAYED:
+            document["strategy"].pop(name, None)  # the defaults with a delay
     plan = JobSpec.model_validate({**document, "rounds": 1}).plan
     rounds = seen = 0
     while seen < samples:

@@ -37,7 +37,7 @@ def local(inner_steps: int, lr: float, codecs: Mapping[str, Any] = DIFFERENCES, 
     strategy = {"kind": "local", "inner_steps": inner_steps, "replicas": WORKERS, "inner_optimizer": inner}
     return {
         **codecs,
-        "strategy": {**strategy, "outer_lr": 1, "outer_momentum": 0, "delay": delay},
+        "strategy": {**strategy, **({"delay": delay} if delay else {"outer_lr": 1, "outer_momentum": 0})},
         "micro_batches_per_round": None,  # follows from the strategy
         "optimizer": None,
     }

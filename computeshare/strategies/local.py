@@ -12,6 +12,8 @@ from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND, Con
 from computeshare.strategies.robust import RobustStrategy
 from computeshare.types import Vector
 
+DELAYED = {"outer_lr": 0.5, "outer_momentum": 0.3}
+"""The default outer step with a delay."""
 ADAMW: dict[str, Any] = {"name": "AdamW", "lr": 1e-3}
 """The default optimizer of a replica's own steps."""
 
@@ -53,9 +55,11 @@ class LocalStrategy(RobustStrategy):
         default_factory=lambda: OptimizerSpec(**ADAMW),
         description="for the inner steps; if it uses momentum, set outer_momentum to 0 or use small learning rates",
     )
-    outer_lr: Annotated[float, Control(ROUND, None)] = Field(0.7, gt=0, le=1000, title="Outer learning rate")
+    outer_lr: Annotated[float, Control(ROUND, None)] = Field(
+        0.7, gt=0, le=1000, title="Outer learning rate", description="default with a delay: 0.5"
+    )
     outer_momentum: Annotated[float, Control(ROUND, None)] = Field(
-        0.9, ge=0, lt=1, title="Outer momentum", description="Nesterov momentum; 0: none"
+        0.9, ge=0, lt=1, title="Outer momentum", description="Nesterov momentum; 0: none; default with a delay: 0.3"
     )
     delay: Delay = 0
     inner_state: Literal["restart", "kept"] = Field(
@@ -63,6 +67,28 @@ class LocalStrategy(RobustStrategy):
         description="the inner optimizer's state: restart every round, or kept by the worker and handed over when it "
         "leaves (then the weights depend on which workers took part)",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_delay(cls, values: Any) -> Any:
+        """Other defaults of the outer step with a delay."""
+        return DELAYED | values if isinstance(values, dict) and values.get("delay") == 1 else values
+
+    @model_validator(mode="after")
+    def _settles(self) -> Self:
+        """With a delay, refuse an outer step that would move away from an optimum which every replica reaches.
+
+        There a pseudo-gradient is the distance x of the version it was computed on, so that the distances follow
+        x[t+1] = x[t] - lr (x[t-1] + m v[t]), v[t] = m v[t-1] + x[t-1]. By Jury's criterion for its characteristic
+        polynomial z^3 - (1 + m) z^2 + (m + lr (1 + m)) z - lr m, they shrink if m + lr (1 - m^2) < 1 - (lr m)^2.
+        """
+        lr, momentum = self.outer_lr, self.outer_momentum
+        if self.delay and momentum + lr * (1 - momentum**2) >= 1 - (lr * momentum) ** 2:
+            raise ValueError(
+                f"with a delay, an outer_lr of {lr:g} and an outer_momentum of {momentum:g} do not settle: "
+                f"set outer_lr to {DELAYED['outer_lr']} and outer_momentum to {DELAYED['outer_momentum']}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:

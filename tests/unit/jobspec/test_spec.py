@@ -417,6 +417,31 @@ def test_with_a_delay_each_round_but_the_last_has_the_next_ones_units_ahead(kind
     assert {JobSpec.model_validate(document).round_from(version).ahead for version in range(8)} == {0}
 
 
+@pytest.mark.parametrize(
+    ("lr", "momentum", "settles"),
+    [(1.0, 0.0, False), (0.7, 0.9, False), (0.99, 0.0, True), (0.7, 0.3, True), (0.72, 0.3, False), (0.5, 0.3, True)],
+)
+def test_with_a_delay_an_outer_step_that_does_not_settle_is_refused(lr: float, momentum: float, settles: bool) -> None:
+    outer = {"outer_lr": lr, "outer_momentum": momentum}
+    assert local(outer)
+    x, before, velocity = 1.0, 1.0, 0.0
+    for _ in range(1000):  # the distance from an optimum that every replica reaches
+        velocity = momentum * velocity + before
+        x, before = x - lr * (before + momentum * velocity), x
+    assert (abs(x) + abs(before) < 0.1) == settles
+    with nullcontext() if settles else pytest.raises(ValidationError, match=r"do not settle: set outer_lr to 0\.5"):
+        assert local({**outer, "delay": 1})
+
+
+def test_the_outer_steps_defaults_are_others_with_a_delay() -> None:
+    delayed = local({"delay": 1}).strategy
+    assert isinstance(delayed, LocalStrategy) and (delayed.outer_lr, delayed.outer_momentum) == (0.5, 0.3)
+    again = JobSpec.model_validate_json(local({"delay": 1}).model_dump_json()).strategy
+    assert again == delayed
+    changed = local({"delay": 1, "outer_lr": 0.6}).strategy
+    assert isinstance(changed, LocalStrategy) and (changed.outer_lr, changed.outer_momentum) == (0.6, 0.3)
+
+
 def test_a_delay_and_a_quorum_exclude_each_other() -> None:
     with pytest.raises(ValidationError, match="set quorum to 1, or delay to 0"):
         JobSpec.model_validate({"dataset": "digits", "model": "mlp", "strategy": {"delay": 1, "quorum": 0.9}})
