@@ -17,6 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.optim import Optimizer
 
+from bench import torchft_diloco
+
 EVERY = 50
 """Local steps between two averages."""
 FIRST_PASSES = 2
@@ -129,6 +131,16 @@ def _post_local(module: nn.Module, optimizer_of: OptimizerOf, batch: Batch) -> S
     return _step(model, PostLocalSGDOptimizer(optimizer_of(module.parameters()), averager))
 
 
+def _diloco(module: nn.Module, optimizer_of: OptimizerOf, batch: Batch) -> Step:
+    optimizer = optimizer_of(module.parameters())
+    kept, own = torchft_diloco.begin(module, optimizer, EVERY), _step(module, optimizer)
+
+    def step(images: Tensor, labels: Tensor, _: object = kept) -> None:
+        own(images, labels)
+
+    return step
+
+
 METHODS: Mapping[str, Method] = {
     "ddp": Method("DDP", _plain),
     "fp16": Method("DDP, fp16 hook", _half),
@@ -136,4 +148,5 @@ METHODS: Mapping[str, Method] = {
     "powersgd4": Method("DDP, PowerSGD rank 4", _power(4)),
     "local": Method(f"local SGD, {EVERY} steps", _local, EVERY),
     "post-local": Method(f"post-local SGD, {EVERY} steps", _post_local, EVERY),
+    **({"diloco": Method(f"torchft's DiLoCo, {EVERY} steps", _diloco, EVERY)} if torchft_diloco.is_installed() else {}),
 }

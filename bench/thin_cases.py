@@ -49,9 +49,11 @@ AUTO: Ours = {"local, auto": local(20, 0.02, {"codec": "auto"})}
 CHOICES: Ours = {
     "sync, lowrank4": codec("lowrank4"),
     "sync, lowrank4, delay": codec("lowrank4") | {"strategy": {"delay": 1}},
+    "sync, lowrank2, delay": codec("lowrank2") | {"strategy": {"delay": 1}},
     "sync, topk, delay": codec("topk") | {"strategy": {"delay": 1}},
     "local of 50, int8": local(50, 0.02),
     "local of 50, int8, delay": local(50, 0.02, delay=1),
+    "local of 50, int4, delay": local(50, 0.02, codec("int4"), delay=1),
     **AUTO,
 }
 
