@@ -132,7 +132,7 @@ class WorkerSession:
 
     def release(self) -> None:
         """Hand back what this session has leased."""
-        self._scripts.call("release", self.keys, worker=self.worker_id, session=self.session_id)
+        self._scripts.call("release", self.keys, session=self.session_id)
 
     def extend(self, micro_batches: Sequence[int], nonce: str = "") -> str:
         """Extend the leases on these micro-batches and the life of their staged messages. Safe from any thread.

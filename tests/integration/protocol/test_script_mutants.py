@@ -198,7 +198,6 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
         ('wake(versions_key, "placed", current)', ""),
     ],
     "release": [
-        ('if redis.call("HGET", sessions_key, worker) ~= session then return -1 end', ""),
         ("if #freed > 0 then wake", "if false then wake"),
         (HELD, ""),
     ],
