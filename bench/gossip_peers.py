@@ -28,7 +28,7 @@ from bench.report import Cell, Part, Table, markdown
 from computeshare.codecs.registry import CODECS
 from computeshare.gossip.exchange import Exchange, Partners
 from computeshare.gossip.peer_weights import GroupWeights, Published
-from computeshare.strategies.gossip import GossipStrategy
+from computeshare.strategies.registry import parse_strategy
 from computeshare.transport.connections import connect
 from computeshare.types import Message, Vector
 from computeshare.up.embedded_broker import EmbeddedBroker
@@ -52,7 +52,8 @@ class Measured:
 def peer(url: str, group: str, name: str, size: int, stop: Any) -> tuple[int, int]:
     """Average a vector with other peers' until `stop`; returns how many exchanges there were, and how often none."""
     board = GroupWeights(connect(url), group, name)
-    averaging = GossipStrategy(kind="gossip")
+    averaging = parse_strategy({"kind": "gossip"}).averaging
+    assert averaging is not None
 
     def decode(_: Published, message: Message) -> tuple[Vector, Vector]:
         assert message[0] is not None
