@@ -28,6 +28,7 @@ from bench.report import Cell, Part, Table, markdown
 from computeshare.codecs.registry import CODECS
 from computeshare.gossip.exchange import Exchange, Partners
 from computeshare.gossip.peer_weights import GroupWeights, Published
+from computeshare.jobspec.spec import CodecSpec
 from computeshare.strategies.registry import parse_strategy
 from computeshare.transport.connections import connect
 from computeshare.types import Message, Vector
@@ -35,7 +36,7 @@ from computeshare.up.embedded_broker import EmbeddedBroker
 
 COUNTS = (8, 16, 32, 64)
 PROCESSES = 2
-CODEC = CODECS["float16"]
+CODEC = CODECS[CodecSpec().up]
 COLUMNS = ("peers", "exchanges/s", "broker, CPU µs an exchange", "fewest of a peer", "most of a peer", "late or lost")
 
 
