@@ -207,7 +207,7 @@ def test_the_job_s_page_has_its_log_live_and_tells_the_reader_s_own_time(site: S
     put(site, job_id, "said before")
     wait_until(lambda: bool(site.services.logs.page(job_id, Which(), limit=1).items))
     page = opened(f"/jobs/{job_id}", timezone_id="Asia/Tokyo")
-    page.get_by_text("Logs", exact=True).click()
+    page.get_by_role("heading", name="Logs").click()
     expect(page.locator(".log-state")).to_have_text("live")
     put(site, job_id, "said live")
     rows = page.locator(".log-lines li")
