@@ -10,7 +10,7 @@ import json
 import time
 from typing import Any
 
-from bench.local_loss import ADAMW, GPT, trained
+from bench.local_loss import ADAMW, GPT, lasting, trained
 from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
 from computeshare.strategies.local import DELAYED
@@ -39,12 +39,7 @@ def job(case: str, delay: int, seed: int, samples: int, changes: dict[str, Any])
     if delay and "outer_lr" not in changes.get("strategy", {}):
         for name in DELAYED:
             document["strategy"].pop(name, None)  # the defaults with a delay
-    plan = JobSpec.model_validate({**document, "rounds": 1}).plan
-    rounds = seen = 0
-    while seen < samples:
-        seen += plan.round(rounds).samples
-        rounds += 1
-    return JobSpec.model_validate({**document, "rounds": rounds})
+    return lasting(document, samples)
 
 
 def main() -> None:

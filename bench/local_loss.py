@@ -73,12 +73,17 @@ def job(steps: int, seed: int, state: str, args: argparse.Namespace) -> JobSpec:
     else:
         whole |= {"micro_batch": 6, "micro_batches_per_round": 2, "optimizer": ADAMW}
     whole["schedule"] = {"name": "cosine", "warmup": WARMUP / max(steps, 1), "final": 0.1}
-    plan = JobSpec.model_validate({**whole, "rounds": 1}).plan
-    rounds = samples = 0
-    while samples < SAMPLES:
-        samples += plan.round(rounds).samples
+    return lasting(whole, SAMPLES)
+
+
+def lasting(document: dict[str, Any], samples: int) -> JobSpec:
+    """The JobSpec of a document without a length, for as many rounds as take this many samples or a few more."""
+    plan = JobSpec.model_validate({**document, "rounds": 1}).plan
+    rounds = taken = 0
+    while taken < samples:
+        taken += plan.round(rounds).samples
         rounds += 1
-    return JobSpec.model_validate({**whole, "rounds": rounds})
+    return JobSpec.model_validate({**document, "rounds": rounds})
 
 
 def main() -> None:

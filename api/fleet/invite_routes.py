@@ -19,8 +19,8 @@ from computeshare.settings import is_gateway_url
 router = APIRouter(tags=["workers"])
 
 OWN_NAME = (
-    "its link has an address by which this machine knows itself. Stop computeshare up with Ctrl-C and start it again "
-    "with --lan, for machines on your network, or with --public-url, for others; then create the invite anew"
+    "only this machine can open the address in the link. Stop computeshare up with Ctrl-C and start it again with "
+    "--lan, for machines on your network, or with --public-url, for others; then create a new invite"
 )
 UNENCRYPTED = (
     "workers accept this link within a local network only, as it is not encrypted: set COMPUTESHARE_PUBLIC_URL to an "

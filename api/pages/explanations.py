@@ -144,12 +144,14 @@ def pace(spent: Sequence[Spent], strategy: Strategy, units: int, codec: str) -> 
     told = share(shares[most])
     if shares[most] < WORTH_NAMING:
         return f"{who} compute{verb} {share(computing)} of the time: more or faster workers would help"
+    is_small = codec in CODECS and CODECS[codec].differences
     if most == "encoding":
-        return f"{who} spend{verb} {told} of the time encoding updates: update codec float16 would help"
+        helps = "update codec float16" if is_small else "a larger micro_batch"
+        return f"{who} spend{verb} {told} of the time encoding updates: {helps} would help"
     if most == "uploading":
-        is_small = codec in CODECS and CODECS[codec].differences
-        smaller = "strategy local would help" if is_small else "update codec int8 would help"
-        return f"{who} spend{verb} {told} of the time sending updates: {smaller}"
+        rarer = "more steps per update" if strategy.inner else "strategy local"
+        helps = rarer if is_small else "update codec int8"
+        return f"{who} spend{verb} {told} of the time sending updates: {helps} would help"
     if len(spent) > 1 and strategy.waits_for_slowest and units < 4 * len(spent):
         return f"{who} wait {told} of the time for each other: more {strategy.units} per round would help"
     return f"{who} wait{verb} {told} of the time for the next version: a larger micro_batch would help"
@@ -157,7 +159,7 @@ def pace(spent: Sequence[Spent], strategy: Strategy, units: int, codec: str) -> 
 
 Group = Literal["workers", "checkpoints", "problems", "job"]
 GROUPS: dict[Group, frozenset[str]] = {
-    "workers": frozenset({"joined", "left", "recalled", "reassigned", "banned", "unbanned", "unfit"}),
+    "workers": frozenset({"joined", "left", "recalled", "reassigned", "placed", "banned", "unbanned", "unfit"}),
     "checkpoints": frozenset({"checkpoint", "scored", "tested"}),
     "problems": frozenset(
         {"failed", "refused", "closed", "went_back", "damaged", "mended", "doubted", "republished", "unscored", "held"}

@@ -106,6 +106,10 @@ class JobView:
     classes: ClassesPublic | None = None
     exchanges: Sequence[ExchangePublic] = ()
     """Who averaged with whom, where workers have weights of their own."""
+    stages: Sequence[StagesPublic] = ()
+    """Who holds which stages, where the model is spread over workers."""
+    bubble: float | None = None
+    """The share of the time of a micro-batch in which a worker waits for others."""
     trouble: str | None = None
     """What keeps the control plane from running jobs."""
 
@@ -131,10 +135,6 @@ class JobView:
         if self.job.status != "completed" or not self.checkpoints:
             return None
         return next((one for one in self.checkpoints if one.best), self.checkpoints[0])
-
-    stages: Sequence[StagesPublic] = ()
-    """Who holds which stages, where the model is spread over workers."""
-    bubble: float | None = None
 
     @property
     def chains(self) -> int:

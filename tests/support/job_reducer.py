@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from redis import Redis
 
@@ -108,3 +109,17 @@ class Job:
         state = self.store.read()
         assert state is not None
         return state.token.digest16
+
+
+@pytest.fixture
+def start(redis: Redis, tmp_path: Path) -> Callable[..., Job]:
+    """Makes jobs with a reducer; the fields are those of `spec_of`."""
+    count = iter(range(100))
+
+    def start(**changes: Any) -> Job:
+        number = next(count)
+        job_id = f"{tmp_path.name[-4:].replace('_', '0')}{number:04d}"
+        RoundStore(redis, job_id).purge()
+        return Job(redis, job_id, spec_of(**changes), tmp_path / str(number))
+
+    return start

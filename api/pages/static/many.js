@@ -16,16 +16,21 @@ export function many(changed) {
   const problem = document.getElementById("many-problem");
   let action = null;
 
+  function show() {
+    const what = `${action.verb} ${jobs(selected().length)}`;
+    document.getElementById("many-heading").textContent = `${what}?`;
+    confirm.textContent = what;
+  }
+
   function open(chosen) {
     action = chosen;
-    document.getElementById("many-heading").textContent = `${action.verb} ${jobs(selected().length)}?`;
+    show();
     document.getElementById("many-text").textContent = action.text;
-    confirm.textContent = `${action.verb} ${jobs(selected().length)}`;
     problem.textContent = "";
     dialog.showModal();
   }
 
-  // One after the other: those that went well are not selected any more, and the others say why not.
+  // One after the other: those that are done are no longer selected; the others stay, with the reason.
   async function act() {
     confirm.disabled = true;
     const failed = [];
@@ -39,8 +44,9 @@ export function many(changed) {
     }
     confirm.disabled = false;
     changed();
-    if (!failed.length) dialog.close();
-    else problem.textContent = failed.join("; ");
+    if (!failed.length) return dialog.close();
+    show();
+    problem.textContent = failed.join("; ");
   }
 
   confirm.addEventListener("click", act);

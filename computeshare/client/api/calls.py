@@ -106,7 +106,6 @@ class Client:
         Args:
             search: only jobs whose title contains this text (in upper or lower case) or whose id is this text.
             sort: another order: `oldest`, `name`, `accuracy` (the best first) or `updated` (the latest first).
-            sort: another order: `oldest`, `name`, `accuracy` (the best first) or `updated` (the latest first).
             tag: only jobs with this tag.
         """
         filters = {"status": list(statuses) or None, "queue": queue, "search": search, "sort": sort, "tag": tag}

@@ -10,7 +10,7 @@ from api.pages.comparison import differing
 from api.pages.explanations import advice, lacking, may_help_to_retry, pace, why
 from api.schemas import SecondsPublic, SubmissionPublic
 from computeshare.jobspec.spec import JobSpec
-from computeshare.strategies.registry import DEFAULT
+from computeshare.strategies.registry import DEFAULT, parse_strategy
 
 
 def spec(**fields: Any) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def spent(worker: str = "w1", units: int = 10, **seconds: float) -> Spent:
             "The worker spends 50 % of the time sending updates: update codec int8 would help",
         ),
         ([spent(uploading=50, computing=50)], 4, "topk", "strategy local would help"),
-        ([spent(encoding=30, computing=70)], 4, "topk", "30 % of the time encoding updates"),
+        ([spent(encoding=30, computing=70)], 4, "topk", "30 % of the time encoding updates: update codec float16"),
         ([spent(waiting=5, computing=95)], 4, "float16", "computes 95 % of the time: more or faster workers"),
         ([], 4, "float16", ""),
     ],
@@ -165,3 +165,9 @@ def spent(worker: str = "w1", units: int = 10, **seconds: float) -> Spent:
 def test_the_pace_is_explained_by_the_measured_shares(found: list[Spent], units: int, codec: str, told: str) -> None:
     said = pace(found, DEFAULT, units, codec)
     assert told in said and bool(said) == bool(told)
+
+
+def test_what_a_job_has_already_is_not_said_to_help_it() -> None:
+    local = parse_strategy({"kind": "local"})
+    assert "more steps per update would help" in pace([spent(uploading=50, computing=50)], local, 4, "int8")
+    assert "a larger micro_batch would help" in pace([spent(encoding=50, computing=50)], DEFAULT, 4, "float16")
