@@ -1,5 +1,6 @@
 """One job in a reducer: look at its round, set the job up if needed, and handle the round."""
 
+import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
@@ -135,6 +136,8 @@ class JobReducer:
         handler = self.handler if self.handler and self.handler.current else self._set_up()
         if handler is None:
             return False
+        with contextlib.suppress(OSError):  # the checkpoint being written may be the last
+            handler.checkpoints.wait()
         self._discard_rounds(error)
         handler.open()
         return True

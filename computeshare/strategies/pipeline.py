@@ -1,4 +1,4 @@
-"""Pipeline: the layers of a model are spread over workers, so that no machine needs to hold all of it."""
+"""Pipeline: the layers of a model are spread over workers, so that no worker needs to hold all of it."""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -22,7 +22,7 @@ class PipelineStrategy(Strategy):
     are those of `sync`, with chains of workers in place of workers.
     """
 
-    suits: ClassVar[str] = "a model that no single machine can hold"
+    suits: ClassVar[str] = "a model that no worker can hold"
     per_unit: ClassVar[str] = "a worker per stage"
     unfit: ClassVar[Mapping[str, tuple[Any, str]]] = {
         "recipe": (None, "a recipe's model is built in a process of its own: choose a built-in model"),
@@ -50,8 +50,8 @@ class PipelineStrategy(Strategy):
     activations: str = Field(
         "float32",
         max_length=20,
-        description="codec of the activations and gradients that travel between stages: float32, float16, bfloat16 or "
-        "int8",
+        description="codec of the activations and gradients that travel between stages: float32, float16, bfloat16, "
+        "int8 or int4",
     )
     split: tuple[str, ...] = Field(
         (),

@@ -15,16 +15,13 @@ from computeshare.codecs.registry import CODECS
 from computeshare.errors import SettingsError
 from computeshare.gossip.exchange import Exchange, Partners
 from computeshare.gossip.peer_weights import GroupWeights, Published
-from computeshare.settings import Settings
 from computeshare.strategies.base import Averaging
 from computeshare.strategies.registry import parse_strategy
 from computeshare.tasks.modules import layout_of, load_weights, weights_of
 from computeshare.tensors.layout import Layout, Weights
-from computeshare.transport.connections import connect as connect_redis
+from computeshare.torch.group_broker import connect_group
 from computeshare.types import Message, Vector
 
-RETRIES, TIMEOUT_S = 2, 10.0
-"""A loop goes on without the broker: calls are soon given up."""
 log = structlog.get_logger()
 
 
@@ -119,12 +116,10 @@ def connect(
     Raises: SettingsError: `group` or `codec` cannot be had, or no broker is known; ValidationError: one of `fields` is
         wrong; SpecError.
     """
-    if not group.replace("-", "").replace("_", "").isalnum() or len(group) > 64:
-        raise SettingsError(f"group {group!r}: letters, digits, - and _ are allowed, 64 at most")
     suited = [name for name, one in CODECS.items() if not (one.differences or one.residual)]
     if codec not in suited:
         raise SettingsError(f"codec {codec!r}: choose {', '.join(suited)}; others suit differences alone")
-    redis = connect_redis(broker or Settings().resolve_redis_url(), RETRIES, TIMEOUT_S)
+    redis = connect_group(group, broker)
     averaging = parse_strategy({**fields, "kind": "gossip"}).averaging
     assert averaging, "peers of this kind average"
     return Connection(module, redis, group, name or uuid.uuid4().hex[:12], averaging, codec)

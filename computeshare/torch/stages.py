@@ -24,11 +24,9 @@ from computeshare.errors import RoundError, SettingsError
 from computeshare.pipeline import frames
 from computeshare.pipeline.chains.mail import Inbox, Letter, Outbox
 from computeshare.protocol import keys
-from computeshare.settings import Settings
-from computeshare.transport.connections import connect as connect_redis
+from computeshare.torch.group_broker import connect_group
 from computeshare.types import Blob
 
-RETRIES, TIMEOUT_S = 2, 10.0
 LARGEST_BYTES = 256 << 20
 """Of the tensors in a message."""
 FORWARD, BACKWARD, STEP, END = "forward", "backward", "step", "end"
@@ -89,7 +87,9 @@ class Stages:
         self._line, self._turn = line, 0
 
     async def __call__(self, inputs: Tensor) -> Tensor:
-        """The model's output, from which `backward` reaches all stages. Raises StageLost."""
+        """The model's output, from which `backward` reaches all stages; within `torch.no_grad()`, no stage keeps what a
+        backward pass would need. Raises StageLost.
+        """
         values = self.first(inputs)
         return await asyncio.to_thread(self._through, values)
 
@@ -122,7 +122,7 @@ class _Rest(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, line: Line, turn: int, timeout_s: float) -> Tensor:
         ctx.about = line, turn, timeout_s
-        line.send(1, turn, FORWARD, values.detach().requires_grad_())
+        line.send(1, turn, FORWARD, values.detach().requires_grad_(ctx.needs_input_grad[0]))
         (output,) = line.receive(line.stages - 1, turn, FORWARD, timeout_s)
         found: Tensor = output.detach()
         return found
@@ -145,7 +145,7 @@ async def connect(
         group: letters, digits, - and _; the same in all processes.
         stages: number of stages, this one included.
         broker: `redis://...`; default: that of the control plane on this machine.
-        codec: of values and gradients: `float32`, `float16`, `bfloat16` or `int8`.
+        codec: of values and gradients: `float32`, `float16`, `bfloat16`, `int8` or `int4`.
         timeout_s: how long a stage may take.
     Raises: SettingsError: `group` or `codec` cannot be had, or no broker is known.
     """
@@ -168,15 +168,12 @@ async def serve(
 
 
 def _line(group: str, stage: int, stages: int, broker: str, codec: str) -> Line:
-    if not group.replace("-", "").replace("_", "").isalnum() or len(group) > 64:
-        raise SettingsError(f"group {group!r}: letters, digits, - and _ are allowed, 64 at most")
     suited = [name for name, one in CODECS.items() if not one.residual]
     if codec not in suited:
         raise SettingsError(f"codec {codec!r}: choose one of {', '.join(suited)}")
     if not 0 <= stage < stages:
         raise SettingsError(f"stage {stage} of {stages}: stages are numbered from 0")
-    redis = connect_redis(broker or Settings().resolve_redis_url(), RETRIES, TIMEOUT_S)
-    return Line(redis, group, stage, stages, codec)
+    return Line(connect_group(group, broker), group, stage, stages, codec)
 
 
 def _serve(line: Line, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -186,9 +183,12 @@ def _serve(line: Line, module: nn.Module, optimizer: torch.optim.Optimizer) -> N
         line.run = letter.attempt
         tensors = line.decoded(letter.body)
         if letter.tag == FORWARD:
-            output = module(tensors[0])
-            kept[letter.turn] = tensors[0], output
-            line.send(following, letter.turn, FORWARD, output.detach().requires_grad_())
+            is_trained = tensors[0].requires_grad
+            with torch.set_grad_enabled(is_trained):
+                output = module(tensors[0])
+            if is_trained:
+                kept[letter.turn] = tensors[0], output
+            line.send(following, letter.turn, FORWARD, output.detach().requires_grad_(is_trained))
         elif letter.tag == BACKWARD and letter.turn in kept:
             values, output = kept.pop(letter.turn)
             output.backward(tensors[0])  # type: ignore[no-untyped-call]

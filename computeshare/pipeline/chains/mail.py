@@ -21,11 +21,9 @@ from computeshare.transport.wire import Wires
 from computeshare.types import Blob
 
 LIFE_S = 120
-"""Life of a session's unread messages."""
+"""Life of a session's unread messages, which its `Membership` extends."""
 BLOCK_MS = 500
 """Longest single wait, after which it is asked whether to go on."""
-LARGEST_BYTES = 256 << 20
-"""Of a message."""
 ORDER, DONE, FAILED = "order", "done", "failed"
 """The tags of a leader's order, and of the answers to it."""
 
@@ -187,8 +185,15 @@ class ChainMail:
             self.outbox.send(next(one.session for one in self.chain if stage in one.stages), letter)
 
     def receive(self, stage: int, tag: str) -> Blob:
-        """Wait for a message to a stage held here. Raises Interrupted, as `Inbox.receive`."""
-        return self.inbox.receive(self.attempt, stage, tag, self.goes_on)
+        """Wait for a message to a stage held here. Raises Interrupted, as `Inbox.receive`; the error of a message that
+        was not sent, for which no answer would come.
+        """
+
+        def goes_on() -> bool:
+            self.outbox.settle(wait=False)
+            return self.goes_on()
+
+        return self.inbox.receive(self.attempt, stage, tag, goes_on)
 
 
 def _after(entry_id: str) -> str:

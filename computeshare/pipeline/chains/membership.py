@@ -9,6 +9,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from computeshare.jobspec.machine_needs import size_text
+from computeshare.pipeline.chains.mail import LIFE_S
 from computeshare.pipeline.chains.placement import Member, Placement, Stage, successor
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.scripts import Scripts
@@ -35,7 +36,7 @@ class Membership:
         stop: threading.Event,
     ) -> None:
         """`stop`: set when the seat is to leave."""
-        self._scripts, self._keys = Scripts(redis), JobKeys(job_id)
+        self._redis, self._scripts, self._keys = redis, Scripts(redis), JobKeys(job_id)
         self.own = own
         """What this worker can do, as last measured."""
         self.stages, self._most_chains, self._stop = stages, most_chains, stop
@@ -57,8 +58,11 @@ class Membership:
         self._over.set()
 
     def look(self) -> None:
-        """Tell and ask the broker once; make a new placement where it is due. Raises RedisError."""
+        """Tell and ask the broker once; make a new placement where it is due. Messages to this session stay meanwhile,
+        even if it reads none for long. Raises RedisError.
+        """
         members, made_for, there = self._told()
+        self._redis.expire(self._keys.mail(self.own.session), LIFE_S)
         if self.status != "running":
             return
         old = self.current[0]
@@ -108,5 +112,5 @@ class Membership:
         while not self._over.wait(EVERY_S):
             try:
                 self.look()
-            except RedisError as error:
+            except (RedisError, ValueError, KeyError, TypeError) as error:  # what another worker wrote may be malformed
                 log.warning("placement not renewed", error=str(error))

@@ -103,13 +103,16 @@ def successor(
     """The placement to replace `old`, where one of its workers has gone; or, once after others came (`changed`) and
     once when all workers were measured, if it promises to be faster by `WORTH`. None: `old` stays.
     """
-    chains = place(members, stages, most_chains)
     measured = bool(members) and all(one.rate > 0 for one in members)
-    new = Placement(old.number + 1, chains, measured)
     there = {one.session for one in members}
-    if not old.chains or any(held.session not in there for chain in old.chains for held in chain):
+    works = bool(old.chains) and all(held.session in there for chain in old.chains for held in chain)
+    if works and not (changed or (measured and not old.measured)):
+        return None
+    chains = place(members, stages, most_chains)
+    new = Placement(old.number + 1, chains, measured)
+    if not works:
         return new if chains or old.chains else None
-    if not chains or not (changed or (measured and not old.measured)):
+    if not chains:
         return None
     before, after = (_speed(each, members, stages) for each in (old.chains, chains))
     return new if after > WORTH * before else None

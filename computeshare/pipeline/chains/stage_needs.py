@@ -8,6 +8,7 @@ from computeshare.jobspec.machine_needs import size_text
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.pipeline.chains.placement import Stage
 from computeshare.pipeline.partition import StagePlan
+from computeshare.pipeline.schedule import most_in_flight
 from computeshare.strategies.base import MAIL_BYTES, Staging
 
 VECTORS = 5
@@ -18,7 +19,7 @@ an update on its way.
 
 def in_flight(staging: Staging, plan: Plan) -> int:
     """The most pieces of a micro-batch whose activations wait for a backward pass at a stage."""
-    return min(plan.accumulate, staging.stages) if staging.schedule == "1f1b" else plan.accumulate
+    return most_in_flight(staging.schedule, range(1), staging.stages, plan.accumulate)
 
 
 def needs(stages: StagePlan, staging: Staging, plan: Plan) -> list[Stage]:

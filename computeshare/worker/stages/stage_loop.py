@@ -122,7 +122,7 @@ class StageLoop:
         return UpdateEncoder(CODECS[self._codecs.up], self.seat.setup.layout, compress=compress)
 
     def _lead(self, placement: Placement, chain: tuple[Held, ...], recall: threading.Event) -> str:
-        """Lease micro-batches, and have the chain compute them, while the placement holds."""
+        """Lease micro-batches, and have the chain compute them, while the placement holds. Returns why it ended."""
         seat, setup = self.seat, self.seat.setup
         parts, replica = self._hold(chain[0].stages)
         others = {one: StageParts(setup.layout, setup.stages, one.stages) for one in chain[1:]}
@@ -162,6 +162,8 @@ class StageLoop:
         )
         try:
             return loop.run()
+        except OutOfMemoryError:  # it waited for room in the broker until the placement ended
+            return ASKED
         finally:
             seat.session.release()
 
@@ -228,7 +230,7 @@ class Follower:
             share = Share.of(self._own, updates, seat.memory.peak_bytes(), sent)
             buffers = self._parts.joined_buffers([one.buffers for one in updates])
             done = replace(letter, stage=0, tag=f"{DONE}{self._own.first}", body=share.dump(buffers))
-            self._outbox.send(self._chain[0].session, done)
+            self._outbox.tell(self._chain[0].session, done)
             status.samples += seat.setup.spec.plan.unit_size(order.unit)
             return updates
         except Interrupted:

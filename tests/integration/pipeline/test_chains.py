@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from redis import Redis
+from redis.exceptions import ResponseError
 
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import CodecError, Interrupted
-from computeshare.pipeline.chains.mail import Inbox, Letter, Outbox
+from computeshare.pipeline.chains.mail import LIFE_S, ChainMail, Inbox, Letter, Outbox
 from computeshare.pipeline.chains.placement import Held, Placement
 from computeshare.pipeline.chains.stage_weights import StageParts, StageVersions
 from computeshare.protocol.keys import JobKeys
@@ -220,6 +221,28 @@ def test_a_worker_without_its_stages_weights_has_the_unit_called_off(redis: Redi
     inbox = mailbox(redis, job_id, Letter("now", 1, 0, "failed", b""))
     with pytest.raises(Interrupted, match="another worker"):
         inbox.receive("now", 1, "f0.0", lambda: True)
+
+
+def test_a_message_that_cannot_be_sent_ends_the_wait_for_its_answer(redis: Redis, job_id: str) -> None:
+    keys, chain = JobKeys(job_id), (Held("here", "s", 0, 1), Held("there", "t", 1, 2))
+    outbox = Outbox(redis, keys.mail)
+    mail = ChainMail("now", 1, chain, chain[0], Inbox(redis, keys.mail("s")), outbox, lambda: True)
+    redis.set(keys.mail("t"), "no stream")
+    mail.send(1, "f0.0", b"value")
+    with pytest.raises(ResponseError):
+        mail.receive(0, "b1.0")
+
+
+def test_messages_stay_as_long_as_their_reader_is_there(start: Callable[..., Job], redis: Redis) -> None:
+    job = start(**FIELDS, strategy=PIPELINE)
+    setup, session = setup_of(job), WorkerSession(redis, job.job_id, "busy", uuid.uuid4().hex)
+    take_seat(session)
+    members = join_members(redis, session, setup, SeatMemory(setup.spec, setup.memory, 0), threading.Event())
+    key = job.store.keys.mail(session.session_id)
+    Outbox(redis, job.store.keys.mail).tell(session.session_id, Letter("now", 1, 0, "f1.0", b""))
+    redis.expire(key, 5)
+    members.look()
+    assert LIFE_S - 5 < redis.ttl(key) <= LIFE_S
 
 
 def test_an_order_of_the_next_placement_waits_until_this_worker_has_heard_of_it(

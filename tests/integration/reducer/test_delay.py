@@ -20,6 +20,7 @@ from computeshare.tasks.registry import task_of
 from computeshare.types import Token, Vector
 from computeshare.worker.seat.weights_receiver import Inbox
 from tests.support.job_reducer import Hand, Job
+from tests.support.rounds import events
 
 DELAYED: dict[str, Any] = {"strategy": {"kind": "sync", "delay": 1}, "codec": {"up": "float32", "down": "float32"}}
 LOSSY = DELAYED | {"codec": {"up": "int8", "down": "int8"}}
@@ -136,6 +137,14 @@ def test_reducers_that_take_over_and_a_lost_broker_change_no_bit(
     state = broken.store.read()
     assert state is not None and state.base is not None and (state.version, state.base.version) == (9, 8)
     assert finish(broken, worker(broken, "another"), worker(broken, "third")) == expected
+
+
+def test_audits_compare_updates_computed_on_the_version_before(start: Callable[..., Job]) -> None:
+    plain, audited = start(**DELAYED), start(**DELAYED, audit=1.0)
+    expected = finish(plain, worker(plain, "solo"))
+    assert finish(audited, *(worker(audited, name) for name in "abc")) == expected
+    assert {event["outcome"] for event in events(audited.store, "audited")} == {"confirmed"}
+    assert not audited.redis.keys(f"{audited.store.keys.pattern()}:copy")
 
 
 def test_a_job_restored_at_version_0_computes_two_rounds_on_it(start: Callable[..., Job]) -> None:

@@ -75,3 +75,29 @@ def test_a_stage_that_does_not_answer_is_named(redis_url: str, redis: Redis) -> 
     with pytest.raises(StageLost, match="stage 1 has not answered"):
         asyncio.run(forward())
     assert 0 < redis.ttl(f"cs:pipeline:{group}:stage:1") <= 120
+
+
+def test_stages_keep_nothing_of_what_is_only_evaluated(redis_url: str) -> None:
+    group, parts = uuid.uuid4().hex, layers()
+    wanted: list[bool] = []
+    parts[1].register_forward_hook(lambda _, __, output: wanted.append(output.requires_grad))
+
+    def hold(stage: int) -> None:
+        asyncio.run(serve(parts[stage], group, stage, 3, torch.optim.SGD(parts[stage].parameters()), redis_url))
+
+    async def evaluate() -> torch.Tensor:
+        stages = await connect(parts[0], group=group, stages=3, broker=redis_url)
+        with torch.no_grad():
+            output = await stages(batches()[0][0])
+        await stages(batches()[0][0])
+        await stages.close()
+        return output
+
+    threads = [threading.Thread(target=hold, args=(stage,)) for stage in (1, 2)]
+    for thread in threads:
+        thread.start()
+    output = asyncio.run(evaluate())
+    for thread in threads:
+        thread.join(20)
+    assert wanted == [False, True] and not output.requires_grad
+    assert torch.equal(output, nn.Sequential(*parts)(batches()[0][0]))

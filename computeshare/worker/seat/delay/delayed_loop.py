@@ -85,6 +85,8 @@ class DelayedLoop:
         began = time.perf_counter()
         upload = self.uploads.begin(grant.micro_batches)
         self._uploading_s += time.perf_counter() - began
+        if self.feedback:
+            self.feedback.mark()
         try:
             if not self._load(grant.token):
                 self.uploads.give_up(upload)
@@ -134,8 +136,6 @@ class DelayedLoop:
     def _compute(self, grant: Grant, upload: Upload) -> dict[str, float]:
         """Compute the leased units' updates. Returns seconds by activity. Raises Interrupted: they are not wanted."""
         began = time.perf_counter()
-        if self.feedback:
-            self.feedback.mark()
 
         def compute(replica: AnyReplica, unit: int) -> None:
             take = upload.outbox.taker(unit, self._plan.generator_seed(unit))

@@ -53,9 +53,12 @@ class Uploads:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait for what is being sent."""
+        """Wait for what is being sent; what cannot be sent any more is logged."""
         self._stop.set()
         self._thread.shutdown(wait=True)
+        for upload in self._uploads:
+            if upload.sent and (error := upload.sent.exception()):
+                log.warning("updates not sent", job=self._job, error=str(error))
         self._closing.close()
 
     @property

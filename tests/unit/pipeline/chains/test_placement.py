@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from computeshare.pipeline.chains import placement
 from computeshare.pipeline.chains.placement import Held, Member, Placement, Stage, chain_seconds, place, successor
 
 STAGES = [Stage(100, 1.0)] * 4
@@ -122,3 +123,10 @@ def test_a_plan_is_read_as_it_was_written() -> None:
     old = placed([member("a"), member("b")], measured=True)
     assert Placement.parse(1, old.dump()) == old
     assert Placement.parse(0, "") == Placement(0)
+
+
+def test_a_placement_that_works_costs_nothing_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = [member("a", rate=1), member("b", rate=1)]
+    old = placed(members, measured=True)
+    monkeypatch.setattr(placement, "place", lambda *_: pytest.fail("placed anew"))
+    assert successor(old, members, STAGES, 1, changed=False) is None
