@@ -27,7 +27,7 @@ def placed(projection: JobProjection, event: StreamEvent) -> None:
     """The stages were given to other workers than before."""
     chains = [[_held(one) for one in chain[:MOST_STAGES]] for chain in event.data["chains"][:MOST_CHAINS]]
     known = _known(projection)
-    holding = {one["worker"] for chain in chains for one in chain}
+    holding = _holding(chains)
     known |= {"chains": chains, "workers": {w: about for w, about in known["workers"].items() if w in holding}}
     projection.state["stages"] = json.dumps(known)
     projection.add_event(
@@ -36,10 +36,13 @@ def placed(projection: JobProjection, event: StreamEvent) -> None:
 
 
 def computed(projection: JobProjection, shares: Sequence[Mapping[str, Any]], seconds: float, at_ms: int) -> None:
-    """A chain of workers computed a micro-batch in so many seconds."""
+    """A chain of workers computed a micro-batch in so many seconds; a worker that holds no stage is not counted."""
     known = _known(projection)
+    holding = _holding(known["chains"])
     for share in shares[:MOST_STAGES]:
         worker, busy_s = name_of(share["worker"]), finite_of(share["busy_s"])
+        if worker not in holding:
+            continue
         busy = min(1.0, busy_s / seconds) if seconds > 0 else 0.0
         before = known["workers"].get(worker, {"busy": busy})["busy"]
         memory, mail = count_of(share["memory_bytes"]), count_of(share["mail_bytes"])
@@ -53,6 +56,10 @@ def computed(projection: JobProjection, shares: Sequence[Mapping[str, Any]], sec
 def _known(projection: JobProjection) -> dict[str, Any]:
     known: dict[str, Any] = json.loads(projection.state["stages"] or '{"stages": [], "chains": [], "workers": {}}')
     return known
+
+
+def _holding(chains: Sequence[Sequence[Mapping[str, Any]]]) -> set[str]:
+    return {one["worker"] for chain in chains for one in chain}
 
 
 def _held(one: Mapping[str, Any]) -> dict[str, Any]:

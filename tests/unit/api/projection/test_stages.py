@@ -46,6 +46,11 @@ def test_workers_that_hold_nothing_any_more_are_forgotten() -> None:
     assert json.loads(known)["workers"] == {} and json.loads(known)["chains"][0][0]["worker"] == "w2"
 
 
+def test_a_worker_that_was_given_no_stage_is_not_counted() -> None:
+    projection = projected(SPLIT, placed(1, held("w2", 0, 2)), submission(1.0))
+    assert json.loads(projection.state["stages"])["workers"] == {}
+
+
 @pytest.mark.parametrize(("first", "stop"), [(1, 1), (0, 65), (-1, 1)])
 def test_a_run_of_stages_that_cannot_be_is_no_event(first: int, stop: int) -> None:
     with pytest.raises(ValueError):
