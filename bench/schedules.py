@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.report import Cell, Part, Table, markdown
+from bench.split_model import Cut, SplitModel, gpt
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.pipeline.schedule import Kind
 from computeshare.pipeline.stage_replica import StageReplica
-from tests.support.stages import Cut, SplitModel, gpt
 
 
 def slow(replica: StageReplica, forward_s: float, backward_s: float) -> None:

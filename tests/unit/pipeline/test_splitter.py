@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bench.split_model import Cut, gpt, task_with
 from computeshare.errors import SpecError
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.pipeline.partition import StagePlan
 from computeshare.pipeline.splitter import split
 from computeshare.tasks.base import Task
 from computeshare.tasks.images.classification import ImageClassification
-from tests.support.stages import Cut, gpt, task_with
 
 PLAN = Plan(seed=7, samples=24, micro_batch=8, micro_batches_per_round=2, accumulate=2)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bench.split_model import Cut, MemoryMail, SplitModel, gpt, task_with
 from computeshare.codecs.registry import EXACT
 from computeshare.errors import CodecError, Interrupted
 from computeshare.jobspec.sampling_plan import Plan
@@ -19,7 +20,6 @@ from computeshare.pipeline.stage_replica import StageReplica
 from computeshare.tasks.base import Task
 from computeshare.tasks.images.classification import ImageClassification
 from computeshare.types import Vector
-from tests.support.stages import Cut, MemoryMail, SplitModel, gpt, task_with
 
 PLAN = Plan(seed=7, samples=22, micro_batch=8, micro_batches_per_round=2, accumulate=4)
 """Its third micro-batch has 6 samples: its pieces are as large as the others', but one less."""

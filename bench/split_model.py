@@ -36,7 +36,7 @@ class Cut:
     stages: int = 2
     schedule: Literal["gpipe", "1f1b"] = "1f1b"
     recompute: bool = False
-    activations: Literal["float32", "bfloat16", "int8"] = "float32"
+    activations: str = "float32"
     split: Sequence[str] = ()
 
 
