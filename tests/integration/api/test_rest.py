@@ -461,7 +461,7 @@ def test_a_data_set_that_needs_a_missing_package_says_what_to_install(
         ({"optimizer": {"name": "SGD", "nesterov": True}}, "optimizer.nesterov", "momentum above 0"),
         ({"micro_batch": "32"}, "micro_batch", "integer"),
         ({"strategy": {"kind": "rumour"}}, "strategy.kind", "sync"),
-        ({"codec": {"up": "int4"}}, "codec.up", "float16"),
+        ({"codec": {"up": "int2"}}, "codec.up", "float16"),
         ({"workers": {"min": 5, "max": 2}}, "workers", "greater than max"),
         ({"workers": {"most": 5}}, "workers.most", "allowed: max, min"),
         ({"workers": {"min": 5}}, "workers.min", "must be at most 4"),

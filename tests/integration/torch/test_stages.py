@@ -1,6 +1,5 @@
 """A plain script with a model in stages: the same weights as in one process."""
 
-import asyncio
 import threading
 import uuid
 
@@ -10,6 +9,7 @@ from redis import Redis
 from torch import nn
 
 from computeshare.torch.stages import StageLost, connect, serve
+from tests.support.coroutines import asynchronously
 
 LR = 0.1
 
@@ -53,12 +53,12 @@ def test_a_loop_over_stages_makes_the_weights_of_a_loop_alone(redis_url: str) ->
 
     def hold(stage: int) -> None:
         optimizer = torch.optim.SGD(parts[stage].parameters(), lr=LR)
-        asyncio.run(serve(parts[stage], group, stage, 3, optimizer, redis_url))
+        asynchronously(serve(parts[stage], group, stage, 3, optimizer, redis_url))
 
     threads = [threading.Thread(target=hold, args=(stage,)) for stage in (1, 2)]
     for thread in threads:
         thread.start()
-    asyncio.run(script(parts[0], group, redis_url))
+    asynchronously(script(parts[0], group, redis_url))
     for thread in threads:
         thread.join(20)
     found = [parameter.detach() for part in parts for parameter in part.parameters()]
@@ -73,7 +73,7 @@ def test_a_stage_that_does_not_answer_is_named(redis_url: str, redis: Redis) -> 
         await stages(torch.rand(2, 8))
 
     with pytest.raises(StageLost, match="stage 1 has not answered"):
-        asyncio.run(forward())
+        asynchronously(forward())
     assert 0 < redis.ttl(f"cs:pipeline:{group}:stage:1") <= 120
 
 
@@ -83,7 +83,7 @@ def test_stages_keep_nothing_of_what_is_only_evaluated(redis_url: str) -> None:
     parts[1].register_forward_hook(lambda _, __, output: wanted.append(output.requires_grad))
 
     def hold(stage: int) -> None:
-        asyncio.run(serve(parts[stage], group, stage, 3, torch.optim.SGD(parts[stage].parameters()), redis_url))
+        asynchronously(serve(parts[stage], group, stage, 3, torch.optim.SGD(parts[stage].parameters()), redis_url))
 
     async def evaluate() -> torch.Tensor:
         stages = await connect(parts[0], group=group, stages=3, broker=redis_url)
@@ -96,7 +96,7 @@ def test_stages_keep_nothing_of_what_is_only_evaluated(redis_url: str) -> None:
     threads = [threading.Thread(target=hold, args=(stage,)) for stage in (1, 2)]
     for thread in threads:
         thread.start()
-    output = asyncio.run(evaluate())
+    output = asynchronously(evaluate())
     for thread in threads:
         thread.join(20)
     assert wanted == [False, True] and not output.requires_grad
