@@ -97,7 +97,7 @@ def _running(act: Callable[[], Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive()
 
 
