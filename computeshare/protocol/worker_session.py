@@ -131,7 +131,7 @@ class WorkerSession:
         leave(self._scripts, self.keys, self.worker_id, self.session_id, reason)
 
     def release(self) -> None:
-        """Hand back what this session has leased."""
+        """Hand back all leased micro-batches."""
         self._scripts.call("release", self.keys, session=self.session_id)
 
     def extend(self, micro_batches: Sequence[int], nonce: str = "") -> str:

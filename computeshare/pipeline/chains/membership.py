@@ -22,8 +22,8 @@ log = structlog.get_logger()
 
 
 class Membership:
-    """Tells the broker that this session is there, and learns the placement: any member makes a new one where members
-    came or went, and the first to be stored holds for all.
+    """Keeps a worker listed as a member, and follows the placement of stages. When members come or go, each of them
+    makes the new placement; the first to be stored holds for all.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Membership:
         self._over.set()
 
     def look(self) -> None:
-        """Tell and ask the broker once; make a new placement where it is due. Messages to this session stay meanwhile,
-        even if it reads none for long. Raises RedisError.
+        """Renew the entry of this member, read the placement, and make a new one where it is due. Extends the life of
+        mail that the worker has not read yet. Raises RedisError.
         """
         members, made_for, there = self._told()
         self._redis.expire(self._keys.mail(self.own.session), LIFE_S)
