@@ -81,6 +81,7 @@ class Heartbeat(threading.Thread):
         self._file, self._job = file, ("", CurrentJob(id=""))
         self._outage = Outage()
         self._stop_request = threading.Event()
+        self._registration = threading.Lock()  # no heartbeat registers the worker again once `stop` has unregistered it
 
     def run(self) -> None:
         while not self._stop_request.is_set():
@@ -109,10 +110,10 @@ class Heartbeat(threading.Thread):
         state = "resting" if resting else "busy" if seat else "idle"
         power = self.minder.power
         told = replace(self.worker, seat=seat, state=state, resting=resting, power=power, device=self._device())
-        register(redis, told)
-        if self._stop_request.is_set():  # `stop` may not have waited for this
-            unregister(redis, self.worker.id)
-            return
+        with self._registration:
+            if self._stop_request.is_set():
+                return
+            register(redis, told)
         self._show(redis, seat, state)
         self._obey(read_orders(redis, self.worker.id))
 
@@ -163,8 +164,8 @@ class Heartbeat(threading.Thread):
     def stop(self) -> None:
         """Stop the heartbeat and unregister; a refused worker registers as refused instead, for the workers' page."""
         self._stop_request.set()
-        self.join(LAST_BEAT_S)  # else a late heartbeat would register the worker again
-        with contextlib.suppress(RedisError):  # the registration expires by itself
+        self.join(LAST_BEAT_S)
+        with self._registration, contextlib.suppress(RedisError):  # the registration expires by itself
             if self.refusal:
                 register(self.redis, replace(self.worker, state="refused"))
             else:

@@ -44,7 +44,7 @@ def test_a_worker_that_is_asked_to_leave_for_good_says_why_and_ends_with_a_code_
     assert process.returncode == REMOVED
     assert "leaving for good" in said and "a user removed this worker" in said
     assert "Traceback" not in said
-    wait_until(lambda: list_workers(own) == [])
+    assert list_workers(own) == []
 
 
 class Ended:

@@ -90,8 +90,22 @@ def test_the_goodbye_comes_after_the_beat_at_hand(broker: Broker) -> None:
     assert heartbeat._stop_request.wait(PATIENCE_S)
     go_on.set()
     leaving.join(PATIENCE_S)
-    first, *others = [word for word, _ in broker.said]
-    assert first == "here" and {*others} == {"goodbye"}
+    assert [word for word, _ in broker.said] == ["here", "goodbye"]
+
+
+def test_a_beat_that_was_slow_to_begin_registers_no_worker_that_has_left(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(handshake, "check", lambda *_: (begun.set(), go_on.wait(PATIENCE_S)))
+    monkeypatch.setattr(heartbeat_module, "LAST_BEAT_S", 0)
+    heartbeat = Heartbeat(USUAL, HASTY, WORKER)
+    heartbeat.start()
+    assert begun.wait(PATIENCE_S)
+    heartbeat.stop()
+    go_on.set()
+    heartbeat.join(PATIENCE_S)
+    assert [word for word, _ in broker.said] == ["goodbye"]
 
 
 def test_before_sleep_the_broker_is_told_over_the_connection_that_does_not_wait(broker: Broker) -> None:
