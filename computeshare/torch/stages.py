@@ -9,82 +9,31 @@ await serve(second, group="mine", stage=1, stages=2, optimizer=optimizer)  # in 
 """
 
 import asyncio
-import functools
-import time
-import uuid
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
-from redis import Redis
 from torch import Tensor, nn
 
-from computeshare.codecs.registry import CODECS
-from computeshare.errors import RoundError, SettingsError
-from computeshare.pipeline import frames
-from computeshare.pipeline.chains.mail import Inbox, Letter, Outbox
-from computeshare.protocol import keys
-from computeshare.torch.group_broker import connect_group
-from computeshare.types import Blob
+from computeshare.pipeline.chains.mail import Letter
+from computeshare.torch import stage_line
+from computeshare.torch.stage_line import Line, StageLost, line_of
+from computeshare.torch.stage_saves import StageSaves, newest_of_all
 
-LARGEST_BYTES = 256 << 20
-"""Of the tensors in a message."""
-FORWARD, BACKWARD, STEP, END = "forward", "backward", "step", "end"
-
-
-class StageLost(RoundError):
-    """A stage does not answer."""
-
-
-class Line:
-    """A process's connection to the other stages of a group."""
-
-    def __init__(self, redis: Redis, group: str, stage: int, stages: int, codec: str) -> None:
-        self.stage, self.stages, self._codec = stage, stages, CODECS[codec]
-        key_of = functools.partial(keys.group_stage, group)
-        self._inbox, self._outbox = Inbox(redis, key_of(str(stage))), Outbox(redis, key_of)
-        self._early: dict[tuple[int, int, str], Blob] = {}
-        self.run = uuid.uuid4().hex
-        """Of the script; the other stages take it from its messages."""
-        if stage == 0:  # what an earlier script has left
-            redis.unlink(*(key_of(str(one)) for one in range(stages)))
-
-    def send(self, to: int, turn: int, tag: str, *tensors: Tensor | None) -> None:
-        """Send tensors to a stage. Raises RedisError."""
-        body = frames.encode(tensors, self._codec, turn)
-        self._outbox.tell(str(to), Letter(self.run, turn, self.stage, tag, body))
-
-    def next(self, goes_on: Callable[[], bool] = lambda: True) -> Letter | None:
-        """The next message; None: `goes_on` was false."""
-        return self._inbox.next(goes_on)
-
-    def receive(self, source: int, turn: int, tag: str, timeout_s: float) -> list[Any]:
-        """Wait for a stage's tensors. Raises StageLost."""
-        deadline, wanted = time.monotonic() + timeout_s, (source, turn, tag)
-        while wanted not in self._early:
-            letter = self._inbox.next(lambda: time.monotonic() < deadline)
-            if letter is None:
-                break
-            if letter.attempt == self.run and letter.turn >= turn:
-                self._early[letter.stage, letter.turn, letter.tag] = letter.body
-        if wanted in self._early:
-            return self.decoded(self._early.pop(wanted))
-        raise StageLost(f"stage {source} has not answered for {timeout_s:g} s: start it again, and this script")
-
-    def decoded(self, body: Blob) -> list[Any]:
-        """A message's tensors. Raises CodecError."""
-        return frames.decode(body, self._codec, LARGEST_BYTES)
-
-    def close(self) -> None:
-        self._inbox.close()
+__all__ = ["StageLost", "Stages", "connect", "serve"]
 
 
 class Stages:
     """A model whose first stage this process holds, and others the rest. Use it from one task."""
 
-    def __init__(self, first: nn.Module, line: Line, timeout_s: float) -> None:
+    def __init__(self, first: nn.Module, line: Line, saves: StageSaves, timeout_s: float) -> None:
         self.first, self.timeout_s = first, timeout_s
-        self._line, self._turn = line, 0
+        self.steps = 0
+        """How many optimizer steps the stages have taken."""
+        self._line, self._saves, self._turns = line, saves, itertools.count(1)
 
     async def __call__(self, inputs: Tensor) -> Tensor:
         """The model's output, from which `backward` reaches all stages; within `torch.no_grad()`, no stage keeps what a
@@ -93,27 +42,64 @@ class Stages:
         values = self.first(inputs)
         return await asyncio.to_thread(self._through, values)
 
+    async def clip_norm(self, max_norm: float) -> float:
+        """Scale the gradients of all stages down to a total Euclidean norm of `max_norm`, as
+        `torch.nn.utils.clip_grad_norm_` does; call it before any optimizer's step. Returns the norm before. Raises
+        StageLost.
+        """
+        return await asyncio.to_thread(self._clip, max_norm)
+
     async def step(self) -> None:
         """Have each other stage take its optimizer's step, and clear its gradients. Raises StageLost."""
-        await asyncio.to_thread(self._step)
+        await self._ask(stage_line.STEP)
+        self.steps += 1
+
+    async def save(self) -> None:
+        """Have each stage save its weights and its optimizer's state in its folder; call it after `step`. Raises
+        StageLost; SettingsError: there is no folder.
+        """
+        self._saves.save(self.steps)
+        await self._ask(stage_line.SAVE, self.steps)
+
+    async def resume(self) -> int:
+        """Go back, on all stages, to the newest `save` that all of them have, after a `StageLost` or at a script's
+        begin. Returns the number of steps taken by then; 0: nothing was saved, and nothing is changed.
+
+        Raises StageLost: a stage's process is still missing, or a stage has no save although others have.
+        """
+        saved = [self._saves.steps(), *(one[0] for one in await self._ask(stage_line.SAVED))]
+        newest = newest_of_all(saved)
+        if newest is None and (any(saved) or self.steps):
+            raise StageLost("there is no save that all stages have: start all processes, and this script, anew")
+        if newest is not None:
+            await self._ask(stage_line.LOAD, newest)
+            await asyncio.to_thread(self._saves.load, newest)
+        self.steps = newest or 0
+        return self.steps
 
     async def close(self) -> None:
         """End the processes of the other stages."""
         for stage in range(1, self._line.stages):
-            await asyncio.to_thread(self._line.send, stage, self._turn, END)
+            await asyncio.to_thread(self._line.send, stage, next(self._turns), stage_line.END)
         self._line.close()
 
+    async def _ask(self, tag: str, *values: Any) -> list[list[Any]]:
+        return await asyncio.to_thread(self._line.ask, next(self._turns), tag, self.timeout_s, *values)
+
     def _through(self, values: Tensor) -> Tensor:
-        self._turn += 1
-        output: Tensor = _Rest.apply(values, self._line, self._turn, self.timeout_s)
+        output: Tensor = _Rest.apply(values, self._line, next(self._turns), self.timeout_s)
         return output
 
-    def _step(self) -> None:
-        self._turn += 1
-        for stage in range(1, self._line.stages):
-            self._line.send(stage, self._turn, STEP)
-        for stage in range(1, self._line.stages):
-            self._line.receive(stage, self._turn, STEP, self.timeout_s)
+    def _clip(self, max_norm: float) -> float:
+        turn, own = next(self._turns), self.first.parameters()
+        norms = [norm_of(own), *(one[0] for one in self._line.ask(turn, stage_line.NORM, self.timeout_s))]
+        total = math.hypot(*norms)
+        factor = max_norm / (total + 1e-6)
+        if factor < 1:
+            for stage in range(1, self._line.stages):
+                self._line.send(stage, turn, stage_line.CLIP, factor)
+            scale(self.first.parameters(), factor)
+        return total
 
 
 class _Rest(torch.autograd.Function):
@@ -122,21 +108,28 @@ class _Rest(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, line: Line, turn: int, timeout_s: float) -> Tensor:
         ctx.about = line, turn, timeout_s
-        line.send(1, turn, FORWARD, values.detach().requires_grad_(ctx.needs_input_grad[0]))
-        (output,) = line.receive(line.stages - 1, turn, FORWARD, timeout_s)
+        line.send(1, turn, stage_line.FORWARD, values.detach().requires_grad_(ctx.needs_input_grad[0]))
+        (output,) = line.receive(line.stages - 1, turn, stage_line.FORWARD, timeout_s)
         found: Tensor = output.detach()
         return found
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         line, turn, timeout_s = ctx.about
-        line.send(line.stages - 1, turn, BACKWARD, gradients[0])
-        (gradient,) = line.receive(1, turn, BACKWARD, timeout_s)
+        line.send(line.stages - 1, turn, stage_line.BACKWARD, gradients[0])
+        (gradient,) = line.receive(1, turn, stage_line.BACKWARD, timeout_s)
         return gradient, None, None, None
 
 
 async def connect(
-    first: nn.Module, group: str, stages: int, broker: str = "", codec: str = "float32", timeout_s: float = 60
+    first: nn.Module,
+    group: str,
+    stages: int,
+    broker: str = "",
+    codec: str = "float32",
+    timeout_s: float = 60,
+    optimizer: torch.optim.Optimizer | None = None,
+    folder: str | Path | None = None,
 ) -> Stages:
     """Connect to the processes that hold the other stages of a model, which `serve` them.
 
@@ -147,10 +140,12 @@ async def connect(
         broker: `redis://...`; default: that of the control plane on this machine.
         codec: of values and gradients: `float32`, `float16`, `bfloat16`, `int8` or `int4`.
         timeout_s: how long a stage may take.
+        optimizer: of the first stage, for `save`.
+        folder: where `save` keeps the first stage.
     Raises: SettingsError: `group` or `codec` cannot be had, or no broker is known.
     """
-    line = await asyncio.to_thread(_line, group, 0, stages, broker, codec)
-    return Stages(first, line, timeout_s)
+    line = await asyncio.to_thread(line_of, group, 0, stages, broker, codec)
+    return Stages(first, line, StageSaves(Path(folder) if folder else None, 0, first, optimizer), timeout_s)
 
 
 async def serve(
@@ -161,41 +156,81 @@ async def serve(
     optimizer: torch.optim.Optimizer,
     broker: str = "",
     codec: str = "float32",
+    folder: str | Path | None = None,
 ) -> None:
     """Hold a stage (1 and up) until the script closes its connection. The arguments are those of `connect`."""
-    line = await asyncio.to_thread(_line, group, stage, stages, broker, codec)
-    await asyncio.to_thread(_serve, line, module, optimizer)
+    line = await asyncio.to_thread(line_of, group, stage, stages, broker, codec)
+    saves = StageSaves(Path(folder) if folder else None, stage, module, optimizer)
+    await asyncio.to_thread(_Served(line, module, optimizer, saves).run)
 
 
-def _line(group: str, stage: int, stages: int, broker: str, codec: str) -> Line:
-    suited = [name for name, one in CODECS.items() if not one.residual]
-    if codec not in suited:
-        raise SettingsError(f"codec {codec!r}: choose one of {', '.join(suited)}")
-    if not 0 <= stage < stages:
-        raise SettingsError(f"stage {stage} of {stages}: stages are numbered from 0")
-    return Line(connect_group(group, broker), group, stage, stages, codec)
+class _Served:
+    """A stage that does what the script's messages say."""
+
+    def __init__(self, line: Line, module: nn.Module, optimizer: torch.optim.Optimizer, saves: StageSaves) -> None:
+        self._line, self._module, self._optimizer, self._saves = line, module, optimizer, saves
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+        self._first_turn = 0
+        """Messages of earlier turns are left over from before the script went back to a save."""
+
+    def run(self) -> None:
+        line = self._line
+        while (letter := line.next()) and not (letter.tag == stage_line.END and letter.attempt == line.run):
+            if letter.tag in (stage_line.BEGIN, stage_line.SAVED):
+                line.run, self._first_turn = letter.attempt, letter.turn
+                self._kept.clear()
+                self._optimizer.zero_grad()
+            if letter.attempt != line.run:
+                line.tell_lost(letter)
+            elif letter.turn >= self._first_turn:
+                self._answer(letter)
+        line.close()
+
+    def _answer(self, letter: Letter) -> None:
+        line, turn, values = self._line, letter.turn, self._line.decoded(letter.body)
+        match letter.tag:
+            case stage_line.FORWARD:
+                self._forward(turn, values[0])
+            case stage_line.BACKWARD if turn in self._kept:
+                received, output = self._kept.pop(turn)
+                output.backward(values[0])  # type: ignore[no-untyped-call]
+                line.send(line.stage - 1, turn, stage_line.BACKWARD, received.grad)
+            case stage_line.NORM:
+                line.send(0, turn, stage_line.NORM, norm_of(self._module.parameters()))
+            case stage_line.CLIP:
+                scale(self._module.parameters(), values[0])
+            case stage_line.STEP:
+                self._optimizer.step()
+                self._optimizer.zero_grad()
+                self._kept.clear()
+                line.send(0, turn, stage_line.STEP)
+            case stage_line.SAVE:
+                self._saves.save(values[0])
+                line.send(0, turn, stage_line.SAVE)
+            case stage_line.SAVED:
+                line.send(0, turn, stage_line.SAVED, self._saves.steps())
+            case stage_line.LOAD:
+                self._saves.load(values[0])
+                line.send(0, turn, stage_line.LOAD)
+
+    def _forward(self, turn: int, received: Tensor) -> None:
+        is_trained = received.requires_grad
+        with torch.set_grad_enabled(is_trained):
+            output = self._module(received)
+        if is_trained:
+            self._kept[turn] = received, output
+        following = (self._line.stage + 1) % self._line.stages
+        self._line.send(following, turn, stage_line.FORWARD, output.detach().requires_grad_(is_trained))
 
 
-def _serve(line: Line, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    kept: dict[int, tuple[Tensor, Tensor]] = {}
-    following = (line.stage + 1) % line.stages
-    while (letter := line.next()) and letter.tag != END:
-        line.run = letter.attempt
-        tensors = line.decoded(letter.body)
-        if letter.tag == FORWARD:
-            is_trained = tensors[0].requires_grad
-            with torch.set_grad_enabled(is_trained):
-                output = module(tensors[0])
-            if is_trained:
-                kept[letter.turn] = tensors[0], output
-            line.send(following, letter.turn, FORWARD, output.detach().requires_grad_(is_trained))
-        elif letter.tag == BACKWARD and letter.turn in kept:
-            values, output = kept.pop(letter.turn)
-            output.backward(tensors[0])  # type: ignore[no-untyped-call]
-            line.send(line.stage - 1, letter.turn, BACKWARD, values.grad)
-        elif letter.tag == STEP:
-            optimizer.step()
-            optimizer.zero_grad()
-            kept.clear()
-            line.send(0, letter.turn, STEP)
-    line.close()
+def norm_of(parameters: Iterable[nn.Parameter]) -> float:
+    """The Euclidean norm of all gradients together."""
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+
+
+def scale(parameters: Iterable[nn.Parameter], factor: float) -> None:
+    """Multiply all gradients."""
+    for one in parameters:
+        if one.grad is not None:
+            one.grad.mul_(factor)

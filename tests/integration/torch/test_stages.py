@@ -1,15 +1,21 @@
 """A plain script with a model in stages: the same weights as in one process."""
 
+import os
+import signal
 import threading
 import uuid
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from redis import Redis
 from torch import nn
 
-from computeshare.torch.stages import StageLost, connect, serve
+from computeshare.errors import SettingsError
+from computeshare.torch.stages import StageLost, Stages, connect, serve
 from tests.support.coroutines import asynchronously
+from tests.support.stage_seats import PROCESSES
 
 LR = 0.1
 
@@ -24,17 +30,19 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.rand(10, 8, generator=generator), torch.randint(4, (10,), generator=generator)) for _ in range(5)]
 
 
-def alone() -> list[torch.Tensor]:
+def alone(momentum: float = 0.0, max_norm: float = 0.0) -> list[torch.Tensor]:
     model = nn.Sequential(*layers())
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=momentum)
     for inputs, labels in batches():
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs), labels).backward()
+        if max_norm:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()
     return [parameter.detach() for parameter in model.parameters()]
 
 
-async def script(first: nn.Module, group: str, broker: str) -> None:
+async def script(first: nn.Module, group: str, broker: str, max_norm: float = 0.0) -> None:
     """An ordinary loop, but for the lines with `stages`."""
     stages = await connect(first, group=group, stages=3, broker=broker)
     optimizer = torch.optim.SGD(first.parameters(), lr=LR)
@@ -43,12 +51,15 @@ async def script(first: nn.Module, group: str, broker: str) -> None:
         output = await stages(inputs)
         loss = nn.functional.cross_entropy(output, labels)
         loss.backward()
+        if max_norm:
+            assert await stages.clip_norm(max_norm) > max_norm
         optimizer.step()
         await stages.step()
     await stages.close()
 
 
-def test_a_loop_over_stages_makes_the_weights_of_a_loop_alone(redis_url: str) -> None:
+@pytest.mark.parametrize("max_norm", [0.0, 0.05])
+def test_a_loop_over_stages_makes_the_weights_of_a_loop_alone(redis_url: str, max_norm: float) -> None:
     group, parts = uuid.uuid4().hex, layers()
 
     def hold(stage: int) -> None:
@@ -58,11 +69,12 @@ def test_a_loop_over_stages_makes_the_weights_of_a_loop_alone(redis_url: str) ->
     threads = [threading.Thread(target=hold, args=(stage,)) for stage in (1, 2)]
     for thread in threads:
         thread.start()
-    asynchronously(script(parts[0], group, redis_url))
+    asynchronously(script(parts[0], group, redis_url, max_norm))
     for thread in threads:
         thread.join(20)
     found = [parameter.detach() for part in parts for parameter in part.parameters()]
-    assert all(torch.equal(one, other) for one, other in zip(found, alone(), strict=True))
+    same = torch.allclose if max_norm else torch.equal  # the norm is added up stage by stage
+    assert all(same(one, other) for one, other in zip(found, alone(max_norm=max_norm), strict=True))
 
 
 def test_a_stage_that_does_not_answer_is_named(redis_url: str, redis: Redis) -> None:
@@ -101,3 +113,89 @@ def test_stages_keep_nothing_of_what_is_only_evaluated(redis_url: str) -> None:
         thread.join(20)
     assert wanted == [False, True] and not output.requires_grad
     assert torch.equal(output, nn.Sequential(*parts)(batches()[0][0]))
+
+
+def hold_and_save(stage: int, group: str, broker: str, folder: str) -> None:
+    """A stage's process, which saves into a folder."""
+    torch.set_num_threads(1)
+    part = layers()[stage]
+    optimizer = torch.optim.SGD(part.parameters(), lr=LR, momentum=0.9)
+    asynchronously(serve(part, group, stage, 3, optimizer, broker, folder=folder))
+
+
+class Holders:
+    """The processes of the later stages."""
+
+    def __init__(self, group: str, broker: str, folder: Path) -> None:
+        self._about = group, broker, str(folder)
+        self._processes: dict[int, Any] = {}
+        for stage in (1, 2):
+            self.start(stage)
+
+    def start(self, stage: int) -> None:
+        self._processes[stage] = PROCESSES.Process(target=hold_and_save, args=(stage, *self._about), daemon=True)
+        self._processes[stage].start()
+
+    def kill(self, stage: int) -> None:
+        os.kill(self._processes[stage].pid, signal.SIGKILL)
+        self._processes[stage].join(20)
+
+    def end(self) -> None:
+        for process in self._processes.values():
+            process.join(20)
+            assert process.exitcode == 0
+
+
+async def step(stages: Stages, optimizer: torch.optim.Optimizer, number: int) -> None:
+    inputs, labels = batches()[number]
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(await stages(inputs), labels).backward()
+    optimizer.step()
+    await stages.step()
+    if stages.steps % 2 == 0:
+        await stages.save()
+
+
+def test_a_stage_whose_process_died_goes_on_from_the_last_save_of_all(redis_url: str, tmp_path: Path) -> None:
+    group, first = uuid.uuid4().hex, layers()[0]
+    holders = Holders(group, redis_url, tmp_path)
+
+    async def train() -> list[int]:
+        optimizer = torch.optim.SGD(first.parameters(), lr=LR, momentum=0.9)
+        about: dict[str, Any] = {"broker": redis_url, "optimizer": optimizer, "folder": tmp_path, "timeout_s": 60}
+        stages = await connect(first, group, 3, **about)
+        taken: list[int] = []
+        while stages.steps < 5:
+            try:
+                if taken == [0, 1, 2]:
+                    holders.kill(1)
+                    holders.start(1)
+                taken.append(stages.steps)
+                await step(stages, optimizer, stages.steps)
+            except StageLost as error:
+                assert "stage 1 was started again" in str(error)
+                assert await stages.resume() == 2
+        await stages.close()
+        holders.end()
+        stages = await connect(first, group, 3, **about)  # the script anew, and the stages
+        for stage in (1, 2):
+            holders.start(stage)
+        assert await stages.resume() == 4
+        await step(stages, optimizer, 4)
+        await stages.close()
+        return taken
+
+    taken = asynchronously(train())
+    holders.end()
+    assert taken == [0, 1, 2, 3, 2, 3, 4], "the third step was lost, and taken again"
+    weights = [parameter.detach() for parameter in first.parameters()]
+    assert all(torch.equal(one, other) for one, other in zip(weights, alone(momentum=0.9), strict=False))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"stage-{n}-{k}.pt" for n in range(3) for k in (2, 4)]
+
+
+def test_saving_needs_a_folder(redis_url: str) -> None:
+    async def save() -> None:
+        await (await connect(layers()[0], uuid.uuid4().hex, 2, redis_url)).save()
+
+    with pytest.raises(SettingsError, match="pass a folder"):
+        asynchronously(save())

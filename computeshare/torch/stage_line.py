@@ -1,0 +1,99 @@
+"""Messages between the processes that hold a script's stages, in order, through the broker."""
+
+import functools
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from redis import Redis
+
+from computeshare.codecs.registry import CODECS
+from computeshare.errors import RoundError, SettingsError
+from computeshare.pipeline import frames
+from computeshare.pipeline.chains.mail import Inbox, Letter, Outbox
+from computeshare.protocol import keys
+from computeshare.torch.group_broker import connect_group
+from computeshare.types import Blob
+
+LARGEST_BYTES = 256 << 20
+"""Of the tensors in a message."""
+BEGIN, FORWARD, BACKWARD, STEP, END = "begin", "forward", "backward", "step", "end"
+NORM, CLIP, SAVE, SAVED, LOAD, LOST = "norm", "clip", "save", "saved", "load", "lost"
+"""The tags of messages. `LOST`: of a process that has not heard how its script's run began."""
+
+
+class StageLost(RoundError):
+    """A stage does not answer, or its process was started again and has lost its weights."""
+
+
+class Line:
+    """A process's connection to the other stages of a group."""
+
+    def __init__(self, redis: Redis, group: str, stage: int, stages: int, codec: str) -> None:
+        self.stage, self.stages, self._codec = stage, stages, CODECS[codec]
+        key_of = functools.partial(keys.group_stage, group)
+        self._inbox, self._outbox = Inbox(redis, key_of(str(stage))), Outbox(redis, key_of)
+        self._early: dict[tuple[int, int, str], Blob] = {}
+        self.run = uuid.uuid4().hex if stage == 0 else ""
+        """Of the script; the other stages take it from its first message, and know none before."""
+        if stage == 0:  # what an earlier script has left
+            redis.unlink(*(key_of(str(one)) for one in range(stages)))
+            for one in range(1, stages):
+                self.send(one, 0, BEGIN)
+
+    def send(self, to: int, turn: int, tag: str, *values: frames.Value) -> None:
+        """Send tensors, or numbers, to a stage. Raises RedisError."""
+        body = frames.encode(values, self._codec, turn)
+        self._outbox.tell(str(to), Letter(self.run, turn, self.stage, tag, body))
+
+    def next(self, goes_on: Callable[[], bool] = lambda: True) -> Letter | None:
+        """The next message; None: `goes_on` was false."""
+        return self._inbox.next(goes_on)
+
+    def receive(self, source: int, turn: int, tag: str, timeout_s: float) -> list[Any]:
+        """Wait for what a stage sends. Raises StageLost."""
+        deadline, wanted = time.monotonic() + timeout_s, (source, turn, tag)
+        while wanted not in self._early:
+            letter = self._inbox.next(lambda: time.monotonic() < deadline)
+            if letter is None:
+                raise StageLost(
+                    f"stage {source} has not answered for {timeout_s:g} s: it is slow (timeout_s), or the process of a "
+                    "stage has ended: start that again, then go back with `await stages.resume()`"
+                )
+            if letter.attempt == self.run and letter.turn >= turn:
+                if letter.tag == LOST:
+                    raise StageLost(
+                        f"the process of stage {letter.stage} was started again, without its weights: go back to the "
+                        "last `save` of all stages with `await stages.resume()`"
+                    )
+                self._early[letter.stage, letter.turn, letter.tag] = letter.body
+        return self.decoded(self._early.pop(wanted))
+
+    def tell_lost(self, letter: Letter) -> None:
+        """Answer the message of a run whose begin this process has not heard."""
+        self._outbox.tell("0", Letter(letter.attempt, letter.turn, self.stage, LOST, b""))
+
+    def ask(self, turn: int, tag: str, timeout_s: float, *values: frames.Value) -> list[list[Any]]:
+        """Send something to all other stages; what each answers, in their order. Raises StageLost."""
+        self._early.clear()  # of earlier turns: nobody waits for it any more
+        for stage in range(1, self.stages):
+            self.send(stage, turn, tag, *values)
+        return [self.receive(stage, turn, tag, timeout_s) for stage in range(1, self.stages)]
+
+    def decoded(self, body: Blob) -> list[Any]:
+        """A message's values. Raises CodecError."""
+        return frames.decode(body, self._codec, LARGEST_BYTES)
+
+    def close(self) -> None:
+        self._inbox.close()
+
+
+def line_of(group: str, stage: int, stages: int, broker: str, codec: str) -> Line:
+    """Connect a stage. Raises SettingsError: an argument cannot be had, or no broker is known."""
+    suited = [name for name, one in CODECS.items() if not one.residual]
+    if codec not in suited:
+        raise SettingsError(f"codec {codec!r}: choose one of {', '.join(suited)}")
+    if not 0 <= stage < stages:
+        raise SettingsError(f"stage {stage} of {stages}: stages are numbered from 0")
+    return Line(connect_group(group, broker), group, stage, stages, codec)
