@@ -397,6 +397,10 @@ class StagesPublic(_Answer):
     busy: float | None = Field(
         description="share of the time of a micro-batch in which it computes; null: not known yet"
     )
+    course: list[float] = Field(
+        description="`busy` of its first stage over the job, oldest first; each value the mean of equally many "
+        "micro-batches, whoever held the stage"
+    )
     memory_bytes: int | None = Field(description="peak memory of its seat")
     mail_bytes: int | None = Field(description="activations and gradients that it sent for a micro-batch")
 

@@ -137,6 +137,13 @@ def polyline(values: Sequence[float]) -> str:
     return " ".join(f"{100 * n / last:.1f},{28 - 26 * (value - low) / height:.1f}" for n, value in enumerate(values))
 
 
+def bars(values: Sequence[float]) -> str:
+    """The path of bars in a box of 100 by 30, full height for 1."""
+    width = 100 / max(1, len(values))
+    tops = ((n * width, 30 - 30 * value) for n, value in enumerate(values))
+    return "".join(f"M{left:.2f} 30V{top:.1f}h{width:.2f}V30Z" for left, top in tops)
+
+
 def unit_of(spec: dict[str, Any]) -> str:
     """The name of a job's work unit: `micro-batch`, or `work unit` with strategy `local`."""
     return stored(spec).lease

@@ -380,7 +380,7 @@ def _class_scores(part: str, counts: ClassCounts) -> ClassScoresPublic:
 
 def _stages(known: Mapping[str, Any]) -> list[StagesPublic]:
     """Who holds which stages, chain by chain, from the job's column."""
-    found = []
+    found, courses = [], known.get("courses", {})
     for number, chain in enumerate(known.get("chains", ())):
         for held in chain:
             own, about = known["stages"][held["first"] : held["stop"]], known["workers"].get(held["worker"], {})
@@ -391,6 +391,7 @@ def _stages(known: Mapping[str, Any]) -> list[StagesPublic]:
                     layers=[layer for one in own for layer in one["layers"]],
                     parameters=sum(one["parameters"] for one in own),
                     busy=about.get("busy"),
+                    course=courses.get(str(held["first"]), {}).get("points", []),
                     memory_bytes=about.get("memory_bytes"),
                     mail_bytes=about.get("mail_bytes"),
                 )

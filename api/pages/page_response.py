@@ -113,6 +113,7 @@ def _environment() -> Environment:
         text_format.percent,
         text_format.score,
         text_format.plural,
+        text_format.bars,
         text_format.polyline,
         text_format.rate,
         text_format.share,

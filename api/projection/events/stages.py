@@ -10,6 +10,9 @@ from computeshare.strategies.base import MOST_STAGES
 
 MOST_LAYERS, MOST_CHAINS = 1000, 4096
 """The most layers of a stage that are kept, and the most chains of workers."""
+MOST_POINTS = 60
+"""In the course of a stage; then each two neighbours become one, of twice as many micro-batches."""
+COURSE = ("every", "points", "sum", "count")
 SMOOTH = 0.2
 """Weight of the newest micro-batch in the share of the time that a worker is busy."""
 
@@ -20,7 +23,7 @@ def split(projection: JobProjection, event: StreamEvent) -> None:
         {"layers": [name_of(layer) for layer in one["layers"][:MOST_LAYERS]], "parameters": count_of(one["parameters"])}
         for one in event.data["stages"][:MOST_STAGES]
     ]
-    projection.state["stages"] = json.dumps({"stages": stages, "chains": [], "workers": {}})
+    projection.state["stages"] = json.dumps({"stages": stages, "chains": [], "workers": {}, "courses": {}})
 
 
 def placed(projection: JobProjection, event: StreamEvent) -> None:
@@ -38,7 +41,7 @@ def placed(projection: JobProjection, event: StreamEvent) -> None:
 def computed(projection: JobProjection, shares: Sequence[Mapping[str, Any]], seconds: float, at_ms: int) -> None:
     """A chain of workers computed a micro-batch in so many seconds; a worker that holds no stage is not counted."""
     known = _known(projection)
-    holding = _holding(known["chains"])
+    holding, courses = _holding(known["chains"]), known.setdefault("courses", {})
     for share in shares[:MOST_STAGES]:
         worker, busy_s = name_of(share["worker"]), finite_of(share["busy_s"])
         if worker not in holding:
@@ -48,9 +51,26 @@ def computed(projection: JobProjection, shares: Sequence[Mapping[str, Any]], sec
         memory, mail = count_of(share["memory_bytes"]), count_of(share["mail_bytes"])
         now = {"busy": before + SMOOTH * (busy - before), "memory_bytes": memory, "mail_bytes": mail}
         known["workers"][worker] = now
+        run = _held(share)
+        for stage in range(run["first"], run["stop"]):
+            courses[str(stage)] = extended(courses.get(str(stage)), busy)
         row = projection.worker_row(worker)
         row["seen_ms"], row["memory_bytes"] = max(row["seen_ms"], at_ms), memory or row.get("memory_bytes")
     projection.state["stages"] = json.dumps(known)
+
+
+def extended(course: dict[str, Any] | None, busy: float) -> dict[str, Any]:
+    """A stage's course with another micro-batch: `points` are means of the shares of time in which it was busy, each of
+    `every` micro-batches in a row; `sum` and `count` are of those of the next point.
+    """
+    every, points, total, count = (course[name] for name in COURSE) if course else (1, [], 0.0, 0)
+    total, count = total + busy, count + 1
+    if count == every:
+        points, total, count = [*points, round(total / every, 3)], 0.0, 0
+    if len(points) == MOST_POINTS:
+        pairs = zip(points[::2], points[1::2], strict=True)
+        every, points = 2 * every, [round((one + other) / 2, 3) for one, other in pairs]
+    return dict(zip(COURSE, (every, points, total, count), strict=True))
 
 
 def _known(projection: JobProjection) -> dict[str, Any]:

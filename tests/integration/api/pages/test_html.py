@@ -251,6 +251,44 @@ def test_workers_that_left_stay_greyed(pages: Pages) -> None:
     assert "slept" in gone
 
 
+STAGES: dict[str, Any] = {
+    "stages": [{"layers": ["tok", "blocks.0"], "parameters": 1200}, {"layers": ["blocks.1"], "parameters": 800}],
+    "chains": [
+        [{"worker": "w1", "first": 0, "stop": 1}, {"worker": "w2", "first": 1, "stop": 2}],
+        [{"worker": "w3", "first": 0, "stop": 2}],
+    ],
+    "workers": {
+        "w1": {"busy": 0.75, "memory_bytes": 600_000_000, "mail_bytes": 2_000_000},
+        "w2": {"busy": 0.25, "memory_bytes": 500_000_000, "mail_bytes": 1_000_000},
+    },
+    "courses": {"0": {"every": 2, "points": [0.5, 0.75], "sum": 0.0, "count": 0}},
+}
+
+
+def test_the_table_of_stages_says_who_holds_what_and_how_busy_each_was_over_time(pages: Pages) -> None:
+    pipeline = {"strategy": {"kind": "pipeline"}, "accumulate": 4}
+    job_id, now = pages.create("running", **pipeline), now_ms()
+    with pages.services.database.write() as session:
+        for worker in ("w1", "w2", "w3"):
+            session.add(WorkerStat(worker=worker, name=f"mac {worker}", job_id=job_id, device="cpu", seen_ms=now))
+    assert 'id="stages"' not in pages.get(f"/jobs/{job_id}"), "nobody has decided where the model is split"
+    pages.change(job_id, stages=STAGES)
+    html = pages.get(f"/jobs/{job_id}/parts").split('id="stages"')[1].split("</table>")[0]
+    assert "Waiting for others takes 50 %" in html
+    first, second, both = html.split("<tr")[2:]
+    for row, words in (
+        (first, ("Stage 1", "chain 1", "mac w1", "tok to blocks.0", "1,200", "600 MB", "2.0 MB", "75 %")),
+        (second, ("Stage 2", "mac w2", "blocks.1", "800", "500 MB", "25 %")),
+        (both, ("Stages 1 to 2", "chain 2", "mac w3", "tok to blocks.1", "2,000", ">–<")),
+    ):
+        assert [word for word in words if word not in row] == []
+    assert 'aria-label="Busy over time, from 50 % to 75 %"' in first
+    assert 'd="M0.00 30V15.0h50.00V30ZM50.00 30V7.5h50.00V30Z"' in first
+    assert "<svg" not in second, "one point is no course"
+    told = pages.client.get(f"/v1/jobs/{job_id}/workers", headers={"accept": "application/json"}).json()
+    assert [one["course"] for one in told["stages"]] == [[0.5, 0.75], [], [0.5, 0.75]] and told["bubble"] == 0.5
+
+
 def test_one_more_worker_is_told_with_what_is_left_now_and_then(pages: Pages) -> None:
     """Two workers take 1 s and 3 s for a unit. A round has 6 units: 5 and 1 of them take 5 s, and the round takes 10 s.
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from api.projection.events.stages import MOST_POINTS, extended
 from tests.unit.api.projection.test_handlers import projected
 
 SPLIT = "split", {"stages": [{"layers": ["a", "b"], "parameters": 10}, {"layers": ["c"], "parameters": 5}]}
@@ -15,7 +16,7 @@ def held(worker: str, first: int, stop: int) -> dict[str, Any]:
 
 
 def placed(number: int, *chain: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    return "placed", {"number": number, "chains": [list(chain)] if chain else [], "measured": False}
+    return "placed", {"number": number, "chains": [list(chain)] if chain else []}
 
 
 def submission(busy_s: float) -> tuple[str, dict[str, Any]]:
@@ -39,6 +40,23 @@ def test_the_job_knows_who_holds_what_and_how_busy_it_is() -> None:
     assert [[one["worker"] for one in chain] for chain in known["chains"]] == [["w1", "w2"]]
     assert known["workers"]["w1"] == {"busy": pytest.approx(0.6), "memory_bytes": 9, "mail_bytes": 7}
     assert [event["type"] for event in projection.changes.events] == ["placed"]
+
+
+def test_each_stage_of_a_run_has_a_course_that_goes_on_with_another_worker() -> None:
+    placements = placed(1, held("w1", 0, 1), held("w2", 1, 2)), placed(2, held("w2", 0, 1), held("w1", 1, 2))
+    projection = projected(SPLIT, placements[0], submission(1.0), placements[1], submission(2.0))
+    courses = json.loads(projection.state["stages"])["courses"]
+    assert courses["0"]["points"] == [0.5, 1.0] and [*courses] == ["0"]
+
+
+def test_a_course_stays_short_and_keeps_its_mean() -> None:
+    course: dict[str, Any] | None = None
+    for number in range(1000):
+        course = extended(course, 1.0 if number >= 500 else 0.0)
+    assert course and MOST_POINTS // 2 <= len(course["points"]) < MOST_POINTS
+    assert course["points"][0] == 0.0 and course["points"][-1] == 1.0
+    assert len(course["points"]) * course["every"] + course["count"] == 1000
+    assert sum(course["points"]) * course["every"] + course["sum"] == pytest.approx(500)
 
 
 def test_workers_that_hold_nothing_any_more_are_forgotten() -> None:
