@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -58,9 +58,6 @@ class PeerReplica:
 
     def prefetch(self, micro_batches: Iterable[int]) -> None:
         """Do nothing: which units come next depends on the others."""
-
-    def walk(self, micro_batches: Sequence[int]) -> Update:
-        return self._replica.walk(micro_batches)
 
     def load(self, weights: Weights) -> None:
         """Take a version as the reference from here on; also as this peer's weights, if the job was restored."""

@@ -18,7 +18,6 @@ from computeshare.tensors.layout import Layout
 from computeshare.training import devices, selftest
 from computeshare.training.execution import execution_of
 from computeshare.training.local_replica import LocalReplica
-from computeshare.training.memory import DeviceMemory
 from computeshare.training.replica import Replica
 from computeshare.training.work_units import AnyReplica, Compute, Trial, kind_with
 from computeshare.types import Kind, Precision, Vector
@@ -47,7 +46,7 @@ def choose_device(spec: JobSpec, device_name: str | None) -> torch.device:
 
 
 @dataclass(frozen=True)
-class LocalComputation:
+class LocalComputation(devices.OnDevice):
     """A task's module and training data, in this process, with the device to compute on."""
 
     instance: TaskInstance
@@ -66,18 +65,6 @@ class LocalComputation:
     @cached_property
     def frozen(self) -> str:
         return frozen_digest(self.instance.module)
-
-    @property
-    def device(self) -> str:
-        return devices.describe(self.torch_device)
-
-    @property
-    def kind(self) -> Kind:
-        return devices.kind(self.torch_device)
-
-    @property
-    def memory(self) -> DeviceMemory:
-        return DeviceMemory(self.torch_device)
 
     def test(self) -> Trial:
         return selftest.run(self.instance, self.torch_device)
@@ -104,7 +91,7 @@ class LocalComputation:
         """Do nothing: what it holds ends with the process."""
 
 
-def replica_of(spec: JobSpec, instance: TaskInstance, device: torch.device) -> AnyReplica:
+def replica_of(spec: JobSpec, instance: TaskInstance, device: torch.device) -> Replica | LocalReplica:
     """Build the replica for this job's strategy; it takes over the module of `instance`."""
     strategy, execution = spec.strategy, execution_of(spec, device)
     if strategy.inner is None:

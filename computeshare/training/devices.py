@@ -15,6 +15,7 @@ import psutil
 import structlog
 
 from computeshare.errors import SettingsError
+from computeshare.training.memory import DeviceMemory
 from computeshare.types import Kind
 
 if TYPE_CHECKING:
@@ -196,6 +197,27 @@ def kind(device: "torch.device") -> Kind:
     if device.type == "cpu":
         found |= {"threads": torch.get_num_threads(), "instructions": torch.backends.cpu.get_cpu_capability()}
     return found
+
+
+class OnDevice:
+    """Describes a computation's `torch_device`. A mixin: it takes no argument and keeps nothing."""
+
+    torch_device: "torch.device"
+
+    @property
+    def device(self) -> str:
+        """The device in words."""
+        return describe(self.torch_device)
+
+    @property
+    def kind(self) -> Kind:
+        """The machine's kind."""
+        return kind(self.torch_device)
+
+    @property
+    def memory(self) -> DeviceMemory:
+        """The device's memory, and this process's."""
+        return DeviceMemory(self.torch_device)
 
 
 def make_deterministic(device: "torch.device") -> None:

@@ -1,7 +1,7 @@
 """A replica whose updates are differentially private."""
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -53,10 +53,6 @@ class PrivateReplica:
             assert take
             take(bucket, vector[where])
         return Update(vector, update.buffers, 0.0)
-
-    def walk(self, micro_batches: Sequence[int]) -> Update:
-        """As `AnyReplica.walk`, to be timed here; what it returns is not private."""
-        return self._replica.walk(micro_batches)
 
     def _noised(self, vector: Vector) -> Vector:
         (bounded,) = clipped([vector], self._clip)

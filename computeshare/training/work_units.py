@@ -83,9 +83,6 @@ class AnyReplica(Protocol):
             take: is given the buckets of the update as they become ready; the result need not have them then.
         """
 
-    def walk(self, micro_batches: Sequence[int]) -> Update:
-        """Compute at least one micro-batch: returns the last gradient, or the pseudo-gradient of all steps."""
-
 
 class MemoryMeter(Protocol):
     """The memory of a device, and of the process that computes with it; see `training.memory`."""

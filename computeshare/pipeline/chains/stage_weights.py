@@ -97,7 +97,7 @@ class StageParts:
 class StageVersions:
     """Reads the part of each version that a run of stages uses."""
 
-    with_news, parts = False, 0
+    news: None = None
 
     def __init__(self, redis: Redis, session: WorkerSession, codec: Codec, parts: StageParts, wires: Wires) -> None:
         self._channel, self._session, self._codec, self._parts = Channel(redis, wires), session, codec, parts
@@ -134,10 +134,6 @@ class StageVersions:
         frames: Sequence[Blob | None] = self._channel.exchange([["HMGET", key, *parts]], large=True)[0] if parts else []
         self.bytes += sum(len(one) for one in frames if one is not None)
         return frames
-
-    def decoded(self, grant: Grant) -> Weights:
-        """Never called: no weights come with a notice."""
-        raise NotImplementedError
 
     def is_right(self) -> bool:
         """True: each part was compared with its digest when it was read."""

@@ -1,6 +1,6 @@
 """All stages of a model on one machine, as one replica: the bits that any chain of workers of one kind computes."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -59,13 +59,6 @@ class WholeReplica:
         self.parts.put_buffers(buffers, self.parts.joined_buffers([one.buffers for one in updates]))
         loss = next(one.loss for one in updates if one.loss is not None)
         return Update(vector, buffers, loss)
-
-    def walk(self, micro_batches: Sequence[int]) -> Update:
-        """Compute each micro-batch; returns the update of the last."""
-        *before, last = micro_batches
-        for micro_batch in before:
-            self.compute(micro_batch)
-        return self.compute(last)
 
 
 def whole_computation(spec: JobSpec, instance: TaskInstance, device: torch.device) -> LocalComputation:

@@ -76,8 +76,7 @@ class Walk(Head):
     """Compute micro-batches with such a copy."""
 
     do: Literal["walk"] = "walk"
-    precision: Precision | None
-    """None: with the replica itself."""
+    precision: Precision
     micro_batches: tuple[int, ...]
 
 

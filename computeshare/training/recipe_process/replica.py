@@ -76,10 +76,6 @@ class RecipeReplica:
         vector = np.empty(0, np.float32) if take else shared.update.copy()
         return Update(vector, shared.new_buffers.copy(), told.loss)
 
-    def walk(self, micro_batches: Sequence[int]) -> Update:
-        """As `Replica.walk`."""
-        return walk(self._connection, self._shared, micro_batches, None)
-
     def dump(self) -> list[Blob] | None:
         """As `LocalReplica.dump`."""
         most = _STATE_BYTES * self._layout.parameters + _STATE_SLACK
@@ -91,10 +87,8 @@ class RecipeReplica:
         self._connection.ask(messages.Restore(), messages.Done, body=[state])
 
 
-def walk(
-    connection: Connection, shared: SharedVectors, micro_batches: Sequence[int], precision: Precision | None
-) -> Update:
-    """Compute micro-batches with the trial's model in a precision, or, for None, with the replica."""
+def walk(connection: Connection, shared: SharedVectors, micro_batches: Sequence[int], precision: Precision) -> Update:
+    """Compute micro-batches with the trial's model in a precision."""
     request = messages.Walk(precision=precision, micro_batches=tuple(micro_batches))
     told, _ = connection.ask(request, messages.Computed, steps=len(micro_batches))
     return Update(shared.update.copy(), shared.new_buffers.copy(), told.loss)

@@ -233,8 +233,6 @@ class Server:
         return messages.Built(compiler=found.compiler[:200], trouble=trouble, is_kept=replica.kept is not None)
 
     def _walk(self, request: messages.Walk) -> messages.Computed:
-        if request.precision is None:
-            return self._computed(self._ready().walk(request.micro_batches))
         vector, buffers = self._tried[request.precision](request.micro_batches)
         return self._computed(Update(vector, buffers, 0.0))
 

@@ -58,15 +58,24 @@ class SeatStatus:
     """How far the seat has come with the files that the job needs; None: it fetched none."""
 
 
+class News(Protocol):
+    """Weights that come with the notice of their version, as `Inbox` decodes them."""
+
+    parts: int
+
+    def decoded(self, grant: Grant) -> Weights: ...
+
+
 class Versions(Protocol):
     """Where the weights of versions come from, as `Inbox`."""
 
     bytes: int
-    parts: int
-    with_news: bool
+
+    @property
+    def news(self) -> News | None:
+        """What decodes weights that come with a notice; None: they are read from the broker."""
 
     def pull(self, token: str) -> tuple[Weights | None, Grant]: ...
-    def decoded(self, grant: Grant) -> Weights: ...
     def is_right(self) -> bool: ...
     def forget(self) -> None: ...
 
@@ -145,8 +154,9 @@ class SeatLoop:
 
     def _load_news(self, grant: Grant) -> bool:
         """Load the weights that came with the notice of a version; False if they are damaged."""
+        assert self.inbox.news, "it was asked for"
         try:
-            self.devices.load(self.inbox.decoded(grant))
+            self.devices.load(self.inbox.news.decoded(grant))
         except CodecError:
             return False
         return True
@@ -178,8 +188,8 @@ class SeatLoop:
         started = time.perf_counter()
         self._look_ahead(loaded)
         timeout_ms = min(ask_again_ms, LONGEST_WAIT_MS)
-        if self.inbox.with_news:
-            grant = self.session.wait_for(loaded, Waiting(timeout_ms, self.inbox.parts))
+        if news := self.inbox.news:
+            grant = self.session.wait_for(loaded, Waiting(timeout_ms, news.parts))
         else:
             token = self.session.wait(timeout_ms)
             grant = Grant("stale", token, 0, ()) if token and token != loaded else self.session.lease(loaded)
@@ -301,11 +311,11 @@ class SeatLoop:
         Args:
             computed_s: seconds that the submission took to compute.
         """
-        more = self._strategy.takes_any or computed_s > ALL_AT_ONCE_S
-        if not self.inbox.with_news or not self._usual_wait_s or more or self.stop.is_set():
+        more, news = self._strategy.takes_any or computed_s > ALL_AT_ONCE_S, self.inbox.news
+        if not news or not self._usual_wait_s or more or self.stop.is_set():
             return None
         timeout_ms = min(max(SHORTEST_WAIT_MS, int(2000 * self._usual_wait_s)), LONGEST_WAIT_MS)
-        return Waiting(timeout_ms, self.inbox.parts, partial(self._begin_to_wait, loaded))
+        return Waiting(timeout_ms, news.parts, partial(self._begin_to_wait, loaded))
 
     def _begin_to_wait(self, loaded: str) -> None:
         started = time.perf_counter()

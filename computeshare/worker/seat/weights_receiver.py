@@ -34,10 +34,14 @@ class Inbox:
         self._hashing: Future[str] | None = None
         self.parts = weights_parts(layout)
         """Number of parts of a version's weights."""
-        self.with_news = is_news(layout)
-        """Whether weights are small enough to come with the notice of their version."""
+        self._is_news = is_news(layout)
         self.bytes = 0
         """Bytes received."""
+
+    @property
+    def news(self) -> "Inbox | None":
+        """This inbox, if weights are small enough to come with the notice of their version."""
+        return self if self._is_news else None
 
     def pull(self, token: str) -> tuple[Weights | None, Grant]:
         """A version's weights, None if they are gone, and a lease on its round. Raises CodecError."""
@@ -93,7 +97,7 @@ class Inbox:
             wait([self._hashing])
 
     def _compare(self, token: str, weights: Weights) -> Weights:
-        if self.with_news:
+        if self._is_news:
             self._digest = token, partial(self._layout.digest, weights)
         else:
             self._hashing = self._helper.submit(self._layout.digest, weights)

@@ -120,10 +120,6 @@ class ChainReplica:
     def prefetch(self, micro_batches: Iterable[int]) -> None:
         """Do nothing."""
 
-    def walk(self, micro_batches: Sequence[int]) -> Update:
-        """Never called: nothing is measured before the stages are placed."""
-        raise NotImplementedError
-
     def compute(self, unit: int, goes_on: Callable[[], bool] = lambda: True, take: Take | None = None) -> Update:
         """Order the others to compute their stages, compute the own ones, and wait for the others' reports.
 

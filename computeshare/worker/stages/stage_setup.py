@@ -13,19 +13,18 @@ from computeshare.pipeline.partition import StagePlan
 from computeshare.pipeline.stage_replica import StageReplica
 from computeshare.protocol.round_store import RoundStore
 from computeshare.settings import Settings
+from computeshare.strategies.base import Staging
 from computeshare.tasks.base import Split, Task
 from computeshare.tasks.registry import task_of
 from computeshare.tensors.layout import Layout
-from computeshare.training import devices
 from computeshare.training.computation import choose_device
-from computeshare.training.memory import DeviceMemory
-from computeshare.types import Kind
+from computeshare.training.devices import OnDevice
 
 ASK_AGAIN_S = 0.5
 
 
 @dataclass(frozen=True)
-class StageSetup:
+class StageSetup(OnDevice):
     """All that a worker has of a job before it holds stages; `layout` has the cuts of `stages`."""
 
     spec: JobSpec
@@ -36,24 +35,16 @@ class StageSetup:
     torch_device: torch.device
 
     @property
-    def device(self) -> str:
-        return devices.describe(self.torch_device)
-
-    @property
-    def kind(self) -> Kind:
-        return devices.kind(self.torch_device)
-
-    @property
-    def memory(self) -> DeviceMemory:
-        return DeviceMemory(self.torch_device)
+    def staging(self) -> Staging:
+        """How the job's strategy splits the model."""
+        staging = self.spec.strategy.staging
+        assert staging, "the job's strategy splits the model"
+        return staging
 
     def replica(self, parts: StageParts) -> StageReplica:
         """The replica of a run of stages, without weights yet."""
-        spec, staging = self.spec, self.spec.strategy.staging
-        assert staging, "the job's strategy splits the model"
-        return StageReplica(
-            self.task, self.samples, self.layout, spec.plan, staging, self.stages, parts.held, self.torch_device
-        )
+        about = self.task, self.samples, self.layout, self.spec.plan, self.staging, self.stages
+        return StageReplica(*about, parts.held, self.torch_device)
 
 
 def open_stages(spec: JobSpec, device_name: str | None, settings: Settings, stages: StagePlan) -> StageSetup:

@@ -1,6 +1,6 @@
 """Peers average weights of their own: what they publish, with whom, and what a failure changes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from threading import Event
 
 import numpy as np
@@ -51,9 +51,6 @@ class Stepper:
         if self.interrupted:
             raise Interrupted("called off")
         return Update(vector(-1), self.loaded.buffers + 1, 0.5)
-
-    def walk(self, micro_batches: Sequence[int]) -> Update:
-        return self.compute(micro_batches[-1])
 
 
 class Board:

@@ -100,7 +100,7 @@ def test_work_that_is_called_off_ends_between_steps(tmp_path: Path) -> None:
         assert time.monotonic() - started < 9, "not all of the steps"
         with pytest.raises(Interrupted):
             replica.compute(0, lambda: False)
-        assert replica.walk([0]).loss > 0, "the process serves on"
+        assert replica.dump() is None, "the process serves on"
     finally:
         process.close()
 

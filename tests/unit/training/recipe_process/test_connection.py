@@ -17,7 +17,7 @@ from computeshare.tensors.layout import Layout
 from computeshare.training.recipe_process import messages
 from computeshare.training.recipe_process.channel import Channel
 from computeshare.training.recipe_process.connection import Connection
-from computeshare.training.recipe_process.replica import RecipeReplica
+from computeshare.training.recipe_process.replica import RecipeReplica, walk
 from computeshare.training.recipe_process.shared_vectors import SharedVectors, allocate
 from computeshare.types import Vector
 
@@ -212,9 +212,9 @@ def test_steps_must_go_on_to_be_waited_for(served: Serve) -> None:
         for _ in range(100):
             end.sendall(said(say="step", number=1))
 
-    replica, _, killed = served(child)
+    replica, shared, killed = served(child)
     with pytest.raises(RecipeError, match="out of turn"):
-        replica.walk([0, 1, 2])
+        walk(replica._connection, shared, [0, 1, 2], "float32")
     assert killed.times
 
 
