@@ -22,7 +22,7 @@ from computeshare.pipeline.stage_replica import StageReplica
 
 def slow(replica: StageReplica, forward_s: float, backward_s: float) -> None:
     """Have each pass of a replica's stages take so long."""
-    for stage in replica._stages.values():
+    for stage in replica.stages.values():
         stage.forward = padded(stage.forward, forward_s)  # type: ignore[method-assign]
         stage.backward = padded(stage.backward, backward_s)  # type: ignore[method-assign]
 

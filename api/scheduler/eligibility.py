@@ -17,7 +17,7 @@ from api.scheduler.start_backoff import Try, failing
 from api.tables import ACTIVE, JOB, TELLING, WORKER, Event, SeatRow, table
 from computeshare import errors
 from computeshare.jobspec.machine_needs import Needs, device_type
-from computeshare.jobspec.memory_estimate import does_not_fit, seat_bytes
+from computeshare.jobspec.memory_estimate import does_not_fit, seat_bytes, stages_that_fit
 from computeshare.jobspec.spec import JobSpec
 from computeshare.queue import WorkerInfo
 from computeshare.queue.seats import SCORING
@@ -198,17 +198,19 @@ def _too_small(connection: Connection, workers: Sequence[WorkerInfo]) -> dict[Pa
         for worker in limited:
             kind = device_type(worker.device)
             taken = None if stored(job.spec).staging else measured.get((job.id, kind))  # other workers' stages differ
-            why = does_not_fit(
-                taken or _least_bytes(document, kind), worker.max_memory_bytes, bool(taken), by_flag=True
-            )
+            room = worker.max_memory_bytes
+            needed, stages = (taken, 0) if taken else _estimated(document, kind, room)
+            why = does_not_fit(needed, room, bool(taken), by_flag=True, stages=stages)
             if why:
                 found[job.id, worker.id] = f"{worker.name or worker.id} cannot take part: {why}"
     return found
 
 
 @lru_cache(maxsize=4096)
-def _least_bytes(spec: str, device: str) -> int:
-    return seat_bytes(JobSpec.model_validate_json(spec), device)
+def _estimated(document: str, device: str, room_bytes: int) -> tuple[int, int]:
+    """Bytes that a seat needs at least, and the number of stages with which it would fit."""
+    spec = JobSpec.model_validate_json(document)
+    return seat_bytes(spec, device), stages_that_fit(spec, room_bytes, device)
 
 
 def _tries(connection: Connection, now_ms: int) -> list[Try]:

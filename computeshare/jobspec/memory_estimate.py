@@ -3,6 +3,7 @@
 from computeshare.errors import SettingsError
 from computeshare.jobspec.machine_needs import parse_size, size_text
 from computeshare.jobspec.spec import JobSpec
+from computeshare.strategies.base import LEAST_VECTORS, MOST_STAGES
 
 TORCH_BYTES = 500_000_000
 """What a process has resident once it has imported torch."""
@@ -29,18 +30,38 @@ def seat_bytes(spec: JobSpec, device: str, saved_bytes: int = 0, resident_bytes:
         saved_bytes: what the forward pass keeps of each sample for the backward pass, where that is known.
         resident_bytes: what the process has resident before it has a model.
     """
-    vectors = 4 + spec.strategy.extra_vectors  # weights, the next ones, the gradient, an update on its way; what else
+    fixed, vectors = _parts(spec, device, saved_bytes, resident_bytes)
+    return fixed + vectors // (spec.strategy.staging.stages if spec.strategy.staging else 1)
+
+
+def stages_that_fit(
+    spec: JobSpec, room_bytes: int, device: str, saved_bytes: int = 0, resident_bytes: int = TORCH_BYTES
+) -> int:
+    """The fewest stages of equal size of which a seat can hold one in `room_bytes`, by the estimate of `seat_bytes`; 0:
+    the strategy has none, or no number suffices.
+    """
+    fixed, vectors = _parts(spec, device, saved_bytes, resident_bytes)
+    counts = range(2, MOST_STAGES + 1) if spec.strategy.staging else ()
+    return next((count for count in counts if fixed + vectors // count <= room_bytes), 0)
+
+
+def _parts(spec: JobSpec, device: str, saved_bytes: int, resident_bytes: int) -> tuple[int, int]:
+    """Bytes of a seat's memory that stages do not change, and of the whole model's vectors."""
     own = resident_bytes if device == "cpu" else 0
-    stages = spec.strategy.staging.stages if spec.strategy.staging else 1
-    return own + 4 * spec.parameters * vectors // stages + saved_bytes * (spec.micro_batch // spec.accumulate)
+    vectors = LEAST_VECTORS + spec.strategy.extra_vectors
+    return own + saved_bytes * (spec.micro_batch // spec.accumulate), 4 * spec.parameters * vectors
 
 
-def does_not_fit(needed_bytes: int, room_bytes: int, measured: bool, by_flag: bool) -> str | None:
-    """Why a seat that needs `needed_bytes` does not fit, and what to do; None if it fits."""
+def does_not_fit(needed_bytes: int, room_bytes: int, measured: bool, by_flag: bool, stages: int = 0) -> str | None:
+    """Why a seat that needs `needed_bytes` does not fit, and what to do; None if it fits.
+
+    Args:
+        stages: with so many stages it would fit, as `stages_that_fit`; 0: more stages are no remedy.
+    """
     if needed_bytes <= room_bytes:
         return None
     takes = f"{'needs' if measured else 'needs about'} {size_text(needed_bytes)}"
-    if by_flag:
-        allowed = f"--max-memory allows ({size_text(room_bytes)})"
-        return f"the job {takes}, more than {allowed}: raise --max-memory or accumulate, or lower micro_batch"
-    return f"the job {takes}, more than the device has ({size_text(room_bytes)}): raise accumulate or lower micro_batch"
+    has = f"{'--max-memory allows' if by_flag else 'the device has'} ({size_text(room_bytes)})"
+    remedies = [f"raise strategy.stages to {stages} or more,"] if stages else []
+    remedies += ["raise --max-memory or accumulate," if by_flag else "raise accumulate" + ("," if stages else "")]
+    return f"the job {takes}, more than {has}: {' '.join(remedies)} or lower micro_batch"

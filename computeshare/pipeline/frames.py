@@ -134,6 +134,15 @@ def form_bytes(form: str) -> int:
     return sum(one[2] for one in json.loads(form)[1])
 
 
+def zeros(form: str) -> list[Value]:
+    """Values of a form that are zeros; floating-point tensors are leaves that require grad."""
+    structure, told = json.loads(form)
+    types = (DTYPES[dtype.removeprefix("torch.")] for dtype, _, _ in told)
+    tensors = [torch.zeros(shape, dtype=dtype) for (_, shape, _), dtype in zip(told, types, strict=True)]
+    values: list[Value] = _filled(structure, [one.requires_grad_(one.is_floating_point()) for one in tensors])
+    return values
+
+
 def changed(value: Value, change: Callable[[Tensor], Value]) -> Value:
     """A value with each of its tensors replaced."""
     if isinstance(value, Tensor):

@@ -47,10 +47,11 @@ class Flight:
 
 @dataclass
 class Timing:
-    """Seconds of computing in a unit, and the most pieces whose activations were kept at once."""
+    """In a unit: seconds of computing, pieces computed backward, and the most whose activations were kept at once."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
+    pieces: int = 0
     most_in_flight: int = 0
 
 
@@ -180,6 +181,7 @@ class Stage:
                 torch.autograd.backward([tensor for tensor, _ in roots], [value for _, value in roots])
         found = {source: [one.grad for one in wanting(values)] for source, values in flight.received.items()}
         self.timing.backward_s += time.perf_counter() - started
+        self.timing.pieces += 1
         return {source: values for source, values in found.items() if values}
 
     def wanted(self, piece: int) -> Mapping[int, Sequence[Tensor]]:

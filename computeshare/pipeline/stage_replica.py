@@ -107,7 +107,7 @@ class StageReplica:
         self._stage_plan, self._codec = stage_plan, CODECS[staging.activations]
         self._trained = {entry.name for entry in layout.tensors if entry.kind == "parameter"}
         owners = stage_plan.stage_of_buckets(layout)
-        self._stages = {
+        self.stages = {
             number: Stage(
                 number,
                 stage_plan.stages[number],
@@ -118,6 +118,7 @@ class StageReplica:
             )
             for number in held
         }
+        """Those held, by number."""
         self._parts: dict[int, _Part] = {}
         for count in splitter.piece_sizes(plan):
             self._part(count)
@@ -133,7 +134,7 @@ class StageReplica:
 
     def load(self, weights: Mapping[str, npt.NDArray[np.generic]]) -> None:
         """Start the following units from these entries of a version, by name; they are copied."""
-        for stage in self._stages.values():
+        for stage in self.stages.values():
             stage.load(weights)
 
     def compute(
@@ -149,12 +150,12 @@ class StageReplica:
         pieces = self._plan.pieces(unit)
         self._inside.clear()
         self._sent_bytes, self.waited_s = dict.fromkeys(self.held, 0), 0.0
-        for stage in self._stages.values():
+        for stage in self.stages.values():
             stage.start()
         batches = self._batches(unit, pieces)
         with ExitStack() as block:
             if take:
-                for number, stage in self._stages.items():
+                for number, stage in self.stages.items():
                     block.enter_context(stage.buckets_given_to(take, len(pieces), bool(self._borrowers(number))))
             for one in operations(self._staging.schedule, self.held, len(self._stage_plan.stages), len(pieces)):
                 if not goes_on():
@@ -164,7 +165,7 @@ class StageReplica:
                 else:
                     self._backward(one.stage, unit, one.piece, mailbox)
             self._tie(mailbox)
-        return [self._update(stage) for stage in self._stages.values()]
+        return [self._update(stage) for stage in self.stages.values()]
 
     def _forward(self, number: int, unit: int, piece: int, batch: Batch, mailbox: Mailbox) -> None:
         where = self._plan.pieces(unit)[piece]
@@ -190,11 +191,11 @@ class StageReplica:
             return loss / share if share != 1 else loss
 
         flight = Flight(part, seed, inputs, received, finish if self._is_last(number) else None)
-        for target, values in self._stages[number].forward(piece, flight).items():
+        for target, values in self.stages[number].forward(piece, flight).items():
             self._send(mailbox, number, target, f"f{number}.{piece}", values, seed, self._codec)
 
     def _backward(self, number: int, unit: int, piece: int, mailbox: Mailbox) -> None:
-        stage, seed = self._stages[number], self._plan.stage_seed(unit, piece, number) + BACKWARD_SEED
+        stage, seed = self.stages[number], self._plan.stage_seed(unit, piece, number) + BACKWARD_SEED
         gradients = {
             target: self._receive(mailbox, target, number, f"b{target}.{piece}", _bytes(wanted), self._codec)
             for target, wanted in stage.wanted(piece).items()
@@ -204,11 +205,11 @@ class StageReplica:
 
     def _tie(self, mailbox: Mailbox) -> None:
         """Add each borrowed parameter's gradient, over all pieces, to its owner's, in ascending order of borrowers."""
-        for number, stage in self._stages.items():
+        for number, stage in self.stages.items():
             for owner in range(number):
                 if names := self._tied(owner, number):
                     self._send(mailbox, number, owner, f"t{number}", stage.gradients_of(names), 0, EXACT)
-        for number, stage in self._stages.items():
+        for number, stage in self.stages.items():
             for borrower in self._borrowers(number):
                 own = stage.gradients_of(self._tied(number, borrower))
                 found = self._receive(mailbox, borrower, number, f"t{borrower}", _bytes(own), EXACT)
@@ -226,7 +227,7 @@ class StageReplica:
     def _send(
         self, mailbox: Mailbox, source: int, target: int, tag: str, values: Sequence[Value], seed: int, codec: Codec
     ) -> None:
-        if target in self._stages:
+        if target in self.stages:
             self._inside[target, tag] = frames.passed(values, codec, seed)
             return
         message = frames.encode(values, codec, seed)
@@ -236,7 +237,7 @@ class StageReplica:
     def _receive(
         self, mailbox: Mailbox, source: int, target: int, tag: str, limit_bytes: int, codec: Codec
     ) -> Sequence[Value]:
-        if source in self._stages:
+        if source in self.stages:
             return self._inside.pop((target, tag))
         started = time.perf_counter()
         message = mailbox.receive(target, tag)
@@ -266,7 +267,7 @@ class StageReplica:
         self._signature = inspect.signature(module.train().forward)
         traced, cut = splitter.cut_model(self._task, module, self._stage_plan.cuts, count)
         names = splitter.first_names(module)
-        parts = {number: stage.bound(cut[number], names) for number, stage in self._stages.items()}
+        parts = {number: stage.bound(cut[number], names) for number, stage in self.stages.items()}
         self._parts[count] = traced, parts
         return self._parts[count]
 

@@ -300,9 +300,7 @@ class JobKeys:
         return self._key("members")
 
     def placement(self) -> str:
-        """hash: `number`, `present` (the sessions for which it was made) and `plan` (JSON): which of them hold which
-        stages of the model.
-        """
+        """hash: `number` and `plan` (JSON): which sessions hold which stages of the model."""
         return self._key("placement")
 
     def mail(self, session: str) -> str:

@@ -24,6 +24,10 @@ LARGEST_LOCAL_ROUND = 100_000
 
 MOST_STAGES = 64
 """Largest number of stages of a model."""
+LEAST_VECTORS = 4
+"""Vectors of the model's size in a worker's memory: weights, the next ones, the gradient, an update on its way."""
+STAGE_VECTORS = 5
+"""Vectors of a stage's size in its worker's memory: the next weights are there twice while they are decoded."""
 MAIL_BYTES = 128_000_000
 """The most bytes of a micro-batch's activations and gradients that may wait in the broker between stages."""
 
@@ -267,8 +271,8 @@ class Strategy(Part):
 
     @property
     def extra_vectors(self) -> int:
-        """Vectors of the model's size in a worker's memory besides weights, gradient and messages: with a lag, the
-        version read ahead and the updates being sent.
+        """Vectors of the model's size in a worker's memory besides `LEAST_VECTORS`: with a lag, the version read ahead
+        and the updates being sent.
         """
         return 2 * self.lag
 

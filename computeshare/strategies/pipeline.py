@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from computeshare.jobspec.controls import ROUND, Control
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.strategies.averages import mean
-from computeshare.strategies.base import MOST_STAGES, Contributions, Strategy
+from computeshare.strategies.base import LEAST_VECTORS, MOST_STAGES, STAGE_VECTORS, Contributions, Strategy
 from computeshare.types import Vector
 
 
@@ -73,6 +73,11 @@ class PipelineStrategy(Strategy):
     def staging(self) -> Self:
         """This strategy: its fields say how a model is split."""
         return self
+
+    @property
+    def extra_vectors(self) -> int:
+        """Of a stage, as `STAGE_VECTORS` says."""
+        return STAGE_VECTORS - LEAST_VECTORS
 
     def most_workers(self, plan: Plan) -> int:
         """A chain of workers for each micro-batch of a round, with a worker for each stage."""

@@ -51,7 +51,7 @@ class Seat:
     """A worker's seat in a process."""
 
     def __init__(self, url: str, job_id: str, worker: str) -> None:
-        self.worker = worker
+        self.job_id, self.worker = job_id, worker
         self._process: Any = PROCESSES.Process(target=hold, args=(url, job_id, worker), daemon=True)
         self._process.start()
 

@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 
 from computeshare.jobspec.machine_needs import size_text
 from computeshare.pipeline.chains.mail import LIFE_S
-from computeshare.pipeline.chains.placement import Member, Placement, Stage, successor
+from computeshare.pipeline.chains.placement import Member, Placement, Stage, circumstances, successor
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.scripts import Scripts
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
@@ -46,6 +46,8 @@ class Membership:
         """
         self.status = "running"
         """Of the job, or `gone` or `fenced`."""
+        self._weighed: object = None
+        """The placement and the members for which no other placement was worth it."""
         self._over = threading.Event()
         self._remarks = Seldom(REMARK_EVERY_S)
 
@@ -61,22 +63,24 @@ class Membership:
         """Renew the entry of this member, read the placement, and make a new one where it is due. Extends the life of
         mail that the worker has not read yet. Raises RedisError.
         """
-        members, made_for, there = self._told()
+        members, there = self._told()
         self._redis.expire(self._keys.mail(self.own.session), LIFE_S)
         if self.status != "running":
             return
         old = self.current[0]
-        new = successor(old, members, self.stages, self._most_chains, made_for != there)
-        if new:
-            self._told(old.number, there, new.dump())
+        about = old.number, circumstances(members)
+        if about != self._weighed:
+            if new := successor(old, members, self.stages, self._most_chains):
+                self._told(old.number, there, new.dump())
+            self._weighed = about
         if not self.current[0].chains:
             self._remarks.tell(log.warning, "the model does not fit the workers", about=self._lack(members))
 
-    def _told(self, number: int = 0, present: str = "", plan: str = "") -> tuple[list[Member], str, str]:
-        """The members, the sessions for which the placement was made, and those that are there."""
+    def _told(self, number: int = 0, present: str = "", plan: str = "") -> tuple[list[Member], str]:
+        """The members, and their sessions in the broker's words; store a placement for exactly those."""
         own = self.own
         about = json.dumps({"room_bytes": own.room_bytes, "rate": own.rate}, separators=(",", ":"))
-        status, current, plan_there, made_for, there, entries = self._scripts.call(
+        status, current, plan_there, there, entries = self._scripts.call(
             "place",
             self._keys,
             worker=own.worker,
@@ -100,13 +104,14 @@ class Membership:
             Member(worker, session, int(entry["room_bytes"]), float(entry["rate"]))
             for (worker, _, session), entry in told
         ]
-        return members, made_for.decode(), there.decode()
+        return members, there.decode()
 
     def _lack(self, members: Sequence[Member]) -> str:
-        """What all stages and the largest need, and what the workers have."""
-        needs = [one.bytes for one in self.stages]
+        """What all stages and the largest need, what the workers have, and what to do."""
+        needs, rooms = [one.bytes for one in self.stages], [one.room_bytes for one in members]
         asked = f"the stages need {size_text(sum(needs))}, the largest {size_text(max(needs))}"
-        return f"{asked}; there are {size_text(sum(one.room_bytes for one in members))}"
+        remedy = "raise strategy.stages" if max(needs) > max(rooms) and sum(needs) <= sum(rooms) else "add workers"
+        return f"{asked}; there are {size_text(sum(rooms))}: {remedy}, or allow them more memory (--max-memory)"
 
     def _keep(self) -> None:
         while not self._over.wait(EVERY_S):

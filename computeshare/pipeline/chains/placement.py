@@ -54,8 +54,6 @@ class Placement:
 
     number: int
     chains: tuple[tuple[Held, ...], ...] = ()
-    measured: bool = False
-    """Whether all workers' rates were known when it was made."""
 
     def chain_of(self, session: str) -> tuple[Held, ...]:
         """The chain to which a session belongs; empty: to none, it stands by."""
@@ -64,7 +62,7 @@ class Placement:
     def dump(self) -> str:
         """All but the number, as JSON."""
         chains = [[asdict(one) for one in chain] for chain in self.chains]
-        return json.dumps({"chains": chains, "measured": self.measured}, separators=(",", ":"))
+        return json.dumps({"chains": chains}, separators=(",", ":"))
 
     @classmethod
     def parse(cls, number: int, plan: str) -> "Placement":
@@ -73,7 +71,15 @@ class Placement:
             return cls(number)
         found = json.loads(plan)
         chains = tuple(tuple(Held(**one) for one in chain) for chain in found["chains"])
-        return cls(number, chains, found["measured"])
+        return cls(number, chains)
+
+
+def circumstances(members: Sequence[Member]) -> tuple[tuple[str, int, int | None], ...]:
+    """What a placement depends on: who is there, and each one's memory and speed, the latter to a factor of two. While
+    they stay as they are, another placement is not worth a look.
+    """
+    octaves = (math.floor(math.log2(one.rate)) if one.rate > 0 else None for one in members)
+    return tuple((one.session, one.room_bytes, octave) for one, octave in zip(members, octaves, strict=True))
 
 
 def place(members: Sequence[Member], stages: Sequence[Stage], most_chains: int) -> tuple[tuple[Held, ...], ...]:
@@ -97,19 +103,14 @@ def chain_seconds(chain: Sequence[Held], members: Sequence[Member], stages: Sequ
     return max(sum(stages[one].work for one in held.stages) / rates[held.session] for held in chain)
 
 
-def successor(
-    old: Placement, members: Sequence[Member], stages: Sequence[Stage], most_chains: int, changed: bool
-) -> Placement | None:
-    """The placement to replace `old`, where one of its workers has gone; or, once after others came (`changed`) and
-    once when all workers were measured, if it promises to be faster by `WORTH`. None: `old` stays.
+def successor(old: Placement, members: Sequence[Member], stages: Sequence[Stage], most_chains: int) -> Placement | None:
+    """The placement to replace `old`, where one of its workers has gone, or if it promises to be faster by `WORTH`.
+    None: `old` stays.
     """
-    measured = bool(members) and all(one.rate > 0 for one in members)
     there = {one.session for one in members}
     works = bool(old.chains) and all(held.session in there for chain in old.chains for held in chain)
-    if works and not (changed or (measured and not old.measured)):
-        return None
     chains = place(members, stages, most_chains)
-    new = Placement(old.number + 1, chains, measured)
+    new = Placement(old.number + 1, chains)
     if not works:
         return new if chains or old.chains else None
     if not chains:

@@ -9,12 +9,7 @@ from computeshare.jobspec.sampling_plan import Plan
 from computeshare.pipeline.chains.placement import Stage
 from computeshare.pipeline.partition import StagePlan
 from computeshare.pipeline.schedule import most_in_flight
-from computeshare.strategies.base import MAIL_BYTES, Staging
-
-VECTORS = 5
-"""Of a stage's parameters, in its worker's memory: weights, the next ones twice while they are decoded, the gradient,
-an update on its way.
-"""
+from computeshare.strategies.base import MAIL_BYTES, STAGE_VECTORS, Staging
 
 
 def in_flight(staging: Staging, plan: Plan) -> int:
@@ -27,7 +22,9 @@ def needs(stages: StagePlan, staging: Staging, plan: Plan) -> list[Stage]:
     pieces = in_flight(staging, plan)
     borders = [0, *(one.border_bytes for one in stages.stages)]
     return [
-        Stage(4 * VECTORS * one.parameters + pieces * (before + one.border_bytes), one.cost or one.parameters or 1.0)
+        Stage(
+            4 * STAGE_VECTORS * one.parameters + pieces * (before + one.border_bytes), one.cost or one.parameters or 1.0
+        )
         for one, before in zip(stages.stages, borders, strict=False)
     ]
 

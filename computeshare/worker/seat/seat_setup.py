@@ -6,7 +6,7 @@ from pathlib import Path
 import structlog
 
 from computeshare.errors import Unfit
-from computeshare.jobspec.memory_estimate import does_not_fit, seat_bytes
+from computeshare.jobspec.memory_estimate import does_not_fit, seat_bytes, stages_that_fit
 from computeshare.jobspec.spec import JobSpec
 from computeshare.training.work_units import Computation, MemoryMeter
 from computeshare.types import Precision
@@ -47,8 +47,10 @@ class SeatMemory:
     def check(self, precision: Precision = "float32") -> None:
         """Estimate the memory that the seat needs in a precision. Raises Unfit: it exceeds the limit."""
         saved, meter = self.saved_bytes.get(precision, 0), self._meter
-        self.needed_bytes = seat_bytes(self._spec, meter.device_type, saved, meter.resident_bytes())
-        if why := does_not_fit(self.needed_bytes, self._room, measured=False, by_flag=bool(self._allowed)):
+        about = meter.device_type, saved, meter.resident_bytes()
+        self.needed_bytes = seat_bytes(self._spec, *about)
+        stages = stages_that_fit(self._spec, self._room, *about)
+        if why := does_not_fit(self.needed_bytes, self._room, False, by_flag=bool(self._allowed), stages=stages):
             raise Unfit(why)
 
     def check_taken(self) -> None:

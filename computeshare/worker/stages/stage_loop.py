@@ -17,6 +17,7 @@ from computeshare.errors import CodecError, Interrupted
 from computeshare.pipeline.chains.mail import DONE, FAILED, ChainMail, Inbox, Letter, Outbox
 from computeshare.pipeline.chains.membership import EVERY_S, Membership
 from computeshare.pipeline.chains.placement import Held, Member, Placement
+from computeshare.pipeline.chains.speed_trial import TrialMail, measured_rate, smallest
 from computeshare.pipeline.chains.stage_needs import needs, works_of
 from computeshare.pipeline.chains.stage_weights import StageParts, StageVersions
 from computeshare.pipeline.stage_replica import StageReplica, StageUpdate
@@ -60,10 +61,8 @@ def join_members(
     redis: Redis, session: WorkerSession, setup: StageSetup, memory: SeatMemory, stop: threading.Event
 ) -> Membership:
     """The membership of a session that has joined."""
-    spec, staging = setup.spec, setup.spec.strategy.staging
-    assert staging, "the job's strategy splits the model"
-    own = Member(session.worker_id, session.session_id, memory.room_bytes)
-    needed = needs(setup.stages, staging, spec.plan)
+    spec, own = setup.spec, Member(session.worker_id, session.session_id, memory.room_bytes)
+    needed = needs(setup.stages, setup.staging, spec.plan)
     return Membership(redis, session.keys.job_id, own, needed, spec.plan.units_per_round, stop)
 
 
@@ -80,6 +79,7 @@ class StageLoop:
         self._codecs = seat.setup.spec.codecs
         self._turns = itertools.count(1)
         self._held: tuple[range, StageParts, StageReplica] | None = None
+        self._is_tried = False
 
     def run(self) -> str:
         """Take part until the job or the seat ends. Returns the reason."""
@@ -91,6 +91,7 @@ class StageLoop:
                 if membership.status != "running":
                     return f"the job is {membership.status}"
                 if not chain:
+                    self._try_out(recall)
                     recall.wait(1)
                 elif chain[0].session == membership.own.session:
                     reason = self._lead(placement, chain, recall)
@@ -112,6 +113,19 @@ class StageLoop:
             self._held = held, parts, setup.replica(parts)
             log.info("holds stages", job=self.seat.session.keys.job_id, first=held.start, count=len(held))
         return self._held[1:]
+
+    def _try_out(self, recall: threading.Event) -> None:
+        """Measure once how fast this worker computes a stage, so that it is given one if it is faster than others."""
+        membership, setup = self.seat.membership, self.seat.setup
+        needed, own = membership.stages, membership.own
+        number = smallest(needed)
+        if self._is_tried or own.rate or (own.room_bytes and needed[number].bytes > own.room_bytes):
+            return
+        self._is_tried, self._held = True, None
+        replica = setup.replica(StageParts(setup.layout, setup.stages, range(number, number + 1)))
+        mail = TrialMail(replica, setup.stages, setup.spec.plan, CODECS[setup.staging.activations])
+        rate = measured_rate(replica, setup.layout, mail, needed, lambda: not recall.is_set())
+        membership.own = replace(own, rate=rate)
 
     def _versions(self, parts: StageParts) -> StageVersions:
         seat = self.seat

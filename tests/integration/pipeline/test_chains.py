@@ -1,9 +1,11 @@
 """Chains of workers on a real broker: the same weights, bit for bit, whoever holds the stages."""
 
+import json
 import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,9 @@ from redis.exceptions import ResponseError
 
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import CodecError, Interrupted
+from computeshare.pipeline.chains import membership
 from computeshare.pipeline.chains.mail import LIFE_S, ChainMail, Inbox, Letter, Outbox
-from computeshare.pipeline.chains.placement import Held, Placement
+from computeshare.pipeline.chains.placement import Held, Placement, successor
 from computeshare.pipeline.chains.stage_weights import StageParts, StageVersions
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.worker_session import WorkerSession
@@ -243,6 +246,50 @@ def test_messages_stay_as_long_as_their_reader_is_there(start: Callable[..., Job
     redis.expire(key, 5)
     members.look()
     assert LIFE_S - 5 < redis.ttl(key) <= LIFE_S
+
+
+def test_a_worker_without_a_stage_is_measured(run: Run, redis: Redis) -> None:
+    rates: dict[str, float] = {}
+
+    def wait(version: int, seats: list[Seat], add: Callable[[], None]) -> None:
+        deadline = time.monotonic() + 60
+        while version == 2 and not (len(rates) == 3 and all(rates.values())) and time.monotonic() < deadline:
+            entries: Any = redis.hgetall(JobKeys(seats[0].job_id).members())
+            rates.update({name.decode(): json.loads(entry.split(b"|")[2])["rate"] for name, entry in entries.items()})
+            time.sleep(0.05)
+
+    run(3, wait, micro_batches_per_round=1)
+    assert len(rates) == 3 and all(rates.values())
+
+
+def test_a_standby_worker_has_the_placement_weighed_once(
+    start: Callable[..., Job], redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start(**FIELDS | {"micro_batches_per_round": 1}, strategy=PIPELINE)
+    setup, found = setup_of(job), []
+    for name in ("one", "two", "three"):
+        session = WorkerSession(redis, job.job_id, name, uuid.uuid4().hex)
+        take_seat(session)
+        found.append(join_members(redis, session, setup, SeatMemory(setup.spec, setup.memory, 0), threading.Event()))
+    weighed = 0
+
+    def counted(*about: Any) -> Placement | None:
+        nonlocal weighed
+        weighed += 1
+        return successor(*about)
+
+    monkeypatch.setattr(membership, "successor", counted)
+    for one in (*found, *found):
+        one.look()
+    settled, chains = weighed, found[0].current[0].chains
+    for _ in range(5):
+        for one in found:
+            one.look()
+    assert weighed == settled and [len(chain) for chain in chains] == [2], "the third stands by"
+    found[0].own = replace(found[0].own, rate=1000.0)
+    found[0].look()
+    found[0].look()
+    assert settled < weighed <= settled + 2
 
 
 def test_an_order_of_the_next_placement_waits_until_this_worker_has_heard_of_it(

@@ -187,7 +187,7 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
         ('redis.call("HSET", taken_key, "upto", found[#found][1])', ""),
     ],
     "place": [
-        ('if not status then return {"gone", 0, "", "", "", {}} end', ""),
+        ('if not status then return {"gone", 0, "", "", {}} end', ""),
         ('redis.call("HGET", sessions_key, worker) ~= session then return {"fenced"', 'false then return {"fenced"'),
         ("if not fields_of(about) or", "if false and"),
         ('redis.call("HGET", sessions_key, member) == its_session and', ""),

@@ -8,7 +8,7 @@ import pytest
 
 from computeshare.errors import SettingsError
 from computeshare.jobspec.machine_needs import device_type, parse_size
-from computeshare.jobspec.memory_estimate import allowed_bytes, does_not_fit, seat_bytes
+from computeshare.jobspec.memory_estimate import allowed_bytes, does_not_fit, seat_bytes, stages_that_fit
 from computeshare.jobspec.spec import JobSpec
 
 
@@ -62,6 +62,26 @@ def test_what_does_not_fit_says_how_much_it_takes_and_what_to_change() -> None:
     assert does_not_fit(3_100_000_000, 900_000_000, measured=True, by_flag=False) == (
         "the job needs 3.1 GB, more than the device has (900 MB): raise accumulate or lower micro_batch"
     )
+
+
+def test_more_stages_are_advised_where_they_would_fit() -> None:
+    large = {"model": "vgg16", "input": [3, 32, 32]}
+    two = spec(**large, strategy={"kind": "pipeline"})
+    needed = seat_bytes(two, "cuda")
+    room = needed // 3
+    stages = stages_that_fit(two, room, "cuda")
+    enough, fewer = ({"kind": "pipeline", "stages": count} for count in (stages, stages - 1))
+    assert (
+        seat_bytes(spec(**large, strategy=enough), "cuda") <= room < seat_bytes(spec(**large, strategy=fewer), "cuda")
+    )
+    told = does_not_fit(needed, room, measured=False, by_flag=True, stages=stages)
+    assert told and f"raise strategy.stages to {stages} or more, raise --max-memory or accumulate, or lower" in told
+    told = does_not_fit(needed, room, measured=False, by_flag=False, stages=stages)
+    assert told and told.endswith(
+        f": raise strategy.stages to {stages} or more, raise accumulate, or lower micro_batch"
+    )
+    assert stages_that_fit(two, 400_000_000, "cpu") == 0, "torch alone takes more"
+    assert stages_that_fit(spec(**large), room, "cuda") == 0, "sync has no stages"
 
 
 def test_a_device_is_known_by_its_kind() -> None:

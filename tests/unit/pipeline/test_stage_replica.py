@@ -151,7 +151,7 @@ def test_normalisation_counts_each_piece_once(recompute: bool) -> None:
     replicas = split.replicas()
     for unit in (0, 1):
         assert np.array_equal(split.compute(unit, replicas=replicas).buffers, split.whole(unit).buffers)
-    counts = [stage.counters.read() for replica in replicas for stage in replica._stages.values()]
+    counts = [stage.counters.read() for replica in replicas for stage in replica.stages.values()]
     assert np.array_equal(np.concatenate(counts), np.full(4, 4))
 
 
@@ -255,7 +255,7 @@ def test_a_worker_holds_the_weights_of_its_stages_only() -> None:
     split = SplitModel.of(RESNET, PLAN, Cut(2))
     for number in range(2):
         replica = split.replica(range(number, number + 1))
-        (stage,) = replica._stages.values()
+        (stage,) = replica.stages.values()
         facts = split.stage_plan.stages[number]
         _, parts = next(iter(replica._parts.values()))
         trained = sum(one.numel() for one in parts[number].module.parameters())

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from api.scheduler.seat_writer import seats_wanted
 from computeshare.jobspec.memory_estimate import seat_bytes
 from computeshare.jobspec.spec import JobSpec
-from computeshare.strategies.base import MAIL_BYTES, Contributions
+from computeshare.strategies.base import LEAST_VECTORS, MAIL_BYTES, STAGE_VECTORS, Contributions
 from computeshare.strategies.pipeline import PipelineStrategy
 
 
@@ -64,7 +64,7 @@ def test_the_split_names_one_submodule_for_each_later_stage() -> None:
 def test_a_seat_needs_memory_for_a_stage_and_the_broker_for_what_travels() -> None:
     whole = job({"kind": "sync"})
     own = seat_bytes(whole, "cuda")
-    assert seat_bytes(job({"stages": 4}), "cuda") == pytest.approx(own / 4, abs=1)
+    assert seat_bytes(job({"stages": 4}), "cuda") == pytest.approx(STAGE_VECTORS / LEAST_VECTORS * own / 4, abs=1)
     assert job().broker_bytes == whole.broker_bytes + 2 * MAIL_BYTES
     assert (
         job(workers={"max": 2}).broker_bytes

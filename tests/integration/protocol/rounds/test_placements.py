@@ -10,7 +10,7 @@ from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import WorkerSession
 from tests.support.rounds import ZERO, Join, agree, events, know, send
 
-PLAN = '{"chains":[],"measured":false}'
+PLAN = '{"chains":[]}'
 
 
 def tell(
@@ -42,12 +42,12 @@ def test_sessions_are_there_from_their_first_word_until_they_leave(
     store: RoundStore, both: tuple[WorkerSession, WorkerSession]
 ) -> None:
     one, two = both
-    status, number, plan, made_for, there, entries = tell(store, one, rate=2)
-    assert (status, number, plan, made_for, there) == ("running", 0, "", "", f"one:{'a' * 32}")
+    status, number, plan, there, entries = tell(store, one, rate=2)
+    assert (status, number, plan, there) == ("running", 0, "", f"one:{'a' * 32}")
     *_, there, entries = tell(store, two, rate=3)
     assert there == HERE and [json.loads(one) for one in entries] == [{"rate": 2}, {"rate": 3}]
     two.leave("done")
-    assert tell(store, one, rate=4)[4] == f"one:{'a' * 32}"
+    assert tell(store, one, rate=4)[3] == f"one:{'a' * 32}"
 
 
 def test_a_session_that_says_nothing_for_long_is_not_there(
@@ -58,9 +58,9 @@ def test_a_session_that_says_nothing_for_long_is_not_there(
     entry = store.redis.hget(store.keys.members(), "two")
     session, seen, about = bytes(entry or b"").decode().split("|", 2)
     store.redis.hset(store.keys.members(), "two", f"{session}|{int(seen) - 6000}|{about}")
-    assert tell(store, one)[4] == f"one:{'a' * 32}"
+    assert tell(store, one)[3] == f"one:{'a' * 32}"
     assert not store.redis.hexists(store.keys.members(), "two")
-    assert tell(store, two)[4] == HERE
+    assert tell(store, two)[3] == HERE
 
 
 def test_a_session_that_a_newer_one_replaced_is_not_there_and_is_told_so(store: RoundStore, join: Join) -> None:
@@ -68,9 +68,9 @@ def test_a_session_that_a_newer_one_replaced_is_not_there_and_is_told_so(store: 
     tell(store, old)
     new = join("one", "c" * 32)
     two = join("two", "b" * 32)
-    assert tell(store, two)[4] == f"two:{'b' * 32}"
-    assert tell(store, old)[0] == "fenced" and tell(store, two)[4] == f"two:{'b' * 32}"
-    assert tell(store, new)[4] == f"one:{'c' * 32} two:{'b' * 32}"
+    assert tell(store, two)[3] == f"two:{'b' * 32}"
+    assert tell(store, old)[0] == "fenced" and tell(store, two)[3] == f"two:{'b' * 32}"
+    assert tell(store, new)[3] == f"one:{'c' * 32} two:{'b' * 32}"
 
 
 def test_the_first_of_two_placements_for_the_same_sessions_holds(
@@ -79,8 +79,8 @@ def test_the_first_of_two_placements_for_the_same_sessions_holds(
     one, two = both
     tell(store, one), tell(store, two)
     before = store.redis.xlen(store.keys.versions())
-    assert tell(store, one, PLAN, 0, HERE)[1:4] == [1, PLAN, HERE]
-    assert tell(store, two, '{"chains":[1]}', 0, HERE)[1:4] == [1, PLAN, HERE]
+    assert tell(store, one, PLAN, 0, HERE)[1:3] == [1, PLAN]
+    assert tell(store, two, '{"chains":[1]}', 0, HERE)[1:3] == [1, PLAN]
     assert store.redis.xlen(store.keys.versions()) == before + 1, "waiting workers are woken"
     assert [event["number"] for event in events(store, "placed")] == [1]
     assert tell(store, two, '{"chains":[2]}', 1, HERE)[1:3] == [2, '{"chains":[2]}']

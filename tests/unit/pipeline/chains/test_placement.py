@@ -3,10 +3,16 @@
 import itertools
 import random
 
-import pytest
-
-from computeshare.pipeline.chains import placement
-from computeshare.pipeline.chains.placement import Held, Member, Placement, Stage, chain_seconds, place, successor
+from computeshare.pipeline.chains.placement import (
+    Held,
+    Member,
+    Placement,
+    Stage,
+    chain_seconds,
+    circumstances,
+    place,
+    successor,
+)
 
 STAGES = [Stage(100, 1.0)] * 4
 
@@ -84,49 +90,61 @@ def test_no_other_division_of_a_chain_is_faster() -> None:
             assert found <= other + 1e-9
 
 
-def placed(members: list[Member], number: int = 1, measured: bool = False) -> Placement:
-    return Placement(number, place(members, STAGES, 1), measured)
+def placed(members: list[Member], number: int = 1) -> Placement:
+    return Placement(number, place(members, STAGES, 1))
 
 
 def test_a_worker_that_went_is_replaced_at_once() -> None:
     old = placed([member("a"), member("b")])
-    new = successor(old, [member("a"), member("c")], STAGES, 1, changed=True)
+    new = successor(old, [member("a"), member("c")], STAGES, 1)
     assert new and new.number == 2 and {held.worker for held in new.chains[0]} == {"a", "c"}
-    alone = successor(old, [member("b")], STAGES, 1, changed=True)
+    alone = successor(old, [member("b")], STAGES, 1)
     assert alone and runs(alone.chains[0]) == {"b": (0, 4)}
 
 
 def test_a_placement_without_its_workers_is_given_up_even_if_the_stages_do_not_fit_the_rest() -> None:
     old = placed([member("a", 200), member("b", 200)])
-    new = successor(old, [member("b", 200)], STAGES, 1, changed=True)
+    new = successor(old, [member("b", 200)], STAGES, 1)
     assert new and new.chains == ()
-    assert successor(new, [member("b", 200)], STAGES, 1, changed=False) is None
+    assert successor(new, [member("b", 200)], STAGES, 1) is None
 
 
-@pytest.mark.parametrize(("changed", "measured"), [(False, True), (True, False)])
-def test_a_gain_counts_once_others_came_or_once_all_were_measured(changed: bool, measured: bool) -> None:
+def test_a_gain_counts_once_workers_are_measured() -> None:
     old = placed([member("a"), member("b")])
-    faster = [member("a", rate=1), member("b", rate=3)]
-    new = successor(old, faster, STAGES, 1, changed=changed)
-    assert new and new.measured
-    kept = Placement(1, old.chains, measured=True)
-    assert (successor(kept, faster, STAGES, 1, changed=changed) is not None) == changed
-    assert measured != changed
+    new = successor(old, [member("a", rate=1), member("b", rate=3)], STAGES, 1)
+    assert new and runs(new.chains[0])["b"] in ((0, 3), (1, 4))
+
+
+def test_a_worker_that_is_twice_as_fast_gets_the_larger_of_two_stages() -> None:
+    unequal = [Stage(1, 2.0), Stage(1, 4.0)]
+    for fast in "ab":
+        members = [member(one, rate=2.0 if one == fast else 1.0) for one in "ab"]
+        (chain,) = place(members, unequal, 1)
+        assert runs(chain)[fast] == (1, 2) and len(chain) == 2
+
+
+def test_another_placement_is_looked_for_when_others_come_or_speeds_change() -> None:
+    now = circumstances([member("a", 9, 100.0), member("b", 9, 100.0)])
+    assert circumstances([member("a", 9, 101.0), member("b", 9, 99.0)]) == now
+    assert circumstances([member("a", 9, 100.0), member("b", 9, 30.0)]) != now
+    assert circumstances([member("a", 9, 100.0), member("b", 9)]) != now, "not measured"
+    assert circumstances([member("a", 9, 100.0), member("b", 9, 100.0), member("c", 9)]) != now
+
+
+def test_a_faster_worker_that_came_later_is_given_stages() -> None:
+    slow = [member("a", rate=1), member("b", rate=1)]
+    old = placed(slow)
+    assert successor(old, [*slow, member("c")], STAGES, 1) is None, "not measured, it counts as one of them"
+    new = successor(old, [*slow, member("c", rate=4)], STAGES, 1)
+    assert new and runs(new.chains[0])["c"] in ((0, 3), (1, 4))
 
 
 def test_a_placement_stays_without_a_gain() -> None:
     old = placed([member("a"), member("b")])
-    assert successor(old, [member("a", rate=1), member("b", rate=1.1)], STAGES, 1, changed=True) is None
+    assert successor(old, [member("a", rate=1), member("b", rate=1.1)], STAGES, 1) is None
 
 
 def test_a_plan_is_read_as_it_was_written() -> None:
-    old = placed([member("a"), member("b")], measured=True)
+    old = placed([member("a"), member("b")])
     assert Placement.parse(1, old.dump()) == old
     assert Placement.parse(0, "") == Placement(0)
-
-
-def test_a_placement_that_works_costs_nothing_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
-    members = [member("a", rate=1), member("b", rate=1)]
-    old = placed(members, measured=True)
-    monkeypatch.setattr(placement, "place", lambda *_: pytest.fail("placed anew"))
-    assert successor(old, members, STAGES, 1, changed=False) is None
