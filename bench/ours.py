@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,14 +168,22 @@ def _stop(workers: tuple["subprocess.Popen[bytes]", ...]) -> None:
             worker.wait(5)
 
 
-def train(plane: Plane, document: dict[str, Any], limit_s: float | None = None, scored: bool = True) -> Trained:
+def train(
+    plane: Plane,
+    document: dict[str, Any],
+    limit_s: float | None = None,
+    scored: bool = True,
+    meanwhile: Callable[[str], None] = lambda job_id: None,
+) -> Trained:
     """Train one job to its end, or for `limit_s` seconds after the first worker joined.
 
     If `scored`, versions with a checkpoint (`checkpoint_every`) are scored afterwards, outside of the measured time.
+    `meanwhile` is called with the job's id in a thread of its own.
     Raises: RuntimeError: the job failed or did not end, or no worker joined.
     """
     with metered(plane.links) as meter:
         created = plane.client.create({"queue": QUEUE, **document})
+        threading.Thread(target=meanwhile, args=(created["id"],), daemon=True).start()
         job = ended(plane.client, created["id"], limit_s)
     if job["status"] not in ("completed", "cancelled"):
         raise RuntimeError(f"the job is {job['status']}: {job['error']}")
