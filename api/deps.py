@@ -93,8 +93,8 @@ class Services:
         self.shared_feeds = Feeds(self.jobs, self.history, self._is_stopping, shared_json, shared_event)
         self.logs = Logs(self.database)
         self.forks = Forks(self.jobs, self.history, settings.artifacts_dir)
-        self.contributions = Contributions(self.database)
-        self.fleet = Fleet(self.database, self.broker, self.control.wake)
+        self.contributions = Contributions(self.database, settings.person)
+        self.fleet = Fleet(self.database, self.broker, self.control.wake, settings.person)
         certificate = Certificate.of(settings)
         self.invites.fingerprint = certificate.fingerprint if certificate else ""
         self.invites.key_pin = certificate.key_pin if certificate else ""

@@ -6,7 +6,7 @@ Times are ISO 8601 in UTC, sizes are bytes, durations are seconds.
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, create_model, model_validator
 
 from computeshare.jobspec.documents.fields import editable
 from computeshare.jobspec.spec import QUEUE_PATTERN
@@ -25,6 +25,10 @@ def from_milliseconds(value: object) -> object:
 
 
 Instant = Annotated[datetime, BeforeValidator(from_milliseconds)]
+Person = Annotated[
+    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=60, pattern=r"^[^\x00-\x1f\x7f]+$")
+]
+"""A person's name, on one line."""
 
 
 ScoredPart = Literal["validation", "test"]
@@ -330,6 +334,18 @@ class WorkerPublic(_Answer):
         description="`Job ID: REASON` for each job that wants workers but cannot use this worker"
     )
     last_seen: Instant
+    person: str | None = Field(description="whose the machine is; null: its invite named nobody")
+
+
+class WorkerChange(BaseModel):
+    """What a user may change of a worker."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    person: Person | None = Field(
+        description="whose the machine is, also in what it has computed so far; null: the control plane's owner, or of "
+        "an invited machine nobody"
+    )
 
 
 class WorkerList(_Answer):
@@ -414,20 +430,31 @@ class JobWorkerList(_Answer):
     exchanges: list[ExchangePublic] = Field([], description="who averaged with whom, with strategy gossip")
 
 
-class Contribution(_Answer):
-    """What a machine has contributed to all jobs that were not deleted."""
-
-    name: str = Field(description="of the machine; its workers have new ids after each start")
-    device: str = Field(description="the one that it last computed with")
-    samples: int = Field(description="samples counted for it")
+class _Contributed(_Answer):
+    person: str | None = Field(description="whose; null: the machines' invites named nobody")
+    samples: int = Field(description="samples counted")
     share: float = Field(description="fraction of the samples of all machines, 0 to 1")
-    hours: float = Field(description="hours that it took part in jobs, summed over its workers")
+    hours: float = Field(description="hours of taking part in jobs, summed over all workers")
     jobs: int
     last_seen: Instant
 
 
+class Contribution(_Contributed):
+    """What a machine has contributed to all jobs that were not deleted."""
+
+    name: str = Field(description="of the machine; its workers have new ids after each start")
+    device: str = Field(description="the one that it last computed with")
+
+
+class PersonContribution(_Contributed):
+    """What all machines of a person have contributed to all jobs that were not deleted."""
+
+    machines: int
+
+
 class ContributionList(_Answer):
     items: list[Contribution]
+    people: list[PersonContribution] = Field(description="the same, summed by person")
 
 
 class QueuedJobPublic(_Answer):
@@ -465,6 +492,7 @@ class InviteRequest(BaseModel):
     days: int | None = Field(
         None, ge=1, le=3650, description="days until the gateway refuses the machine; null: only once it is withdrawn"
     )
+    person: Person | None = Field(None, description="for whom it is: the machine's contributions count as theirs")
 
 
 class InvitePublic(_Answer):
@@ -483,6 +511,7 @@ class InvitePublic(_Answer):
     created_at: Instant
     expires_at: Instant
     access_ends_at: Instant | None = Field(None, description="when the gateway begins to refuse the machine")
+    person: str | None = Field(None, description="for whom it was made")
 
 
 class InviteCreated(InvitePublic):

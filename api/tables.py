@@ -213,6 +213,8 @@ class Invite(SQLModel, table=True):
     """Whether the machine joined through the gateway, where it proves by that key who it is."""
     access_ends_ms: int | None = Field(default=None, sa_type=Millis)
     """When the gateway begins to refuse the machine; None: once this row is deleted."""
+    person: str | None = None
+    """For whom it was made; None: it does not say."""
 
 
 class AccessToken(SQLModel, table=True):
@@ -458,6 +460,8 @@ class WorkerStat(_Traffic, table=True):
     """Why the worker gets no seat in the job: its own report that its machine cannot run it."""
     memory_bytes: int | None = Field(default=None, sa_type=BigInteger)
     """Peak memory of the seat on its device; an estimate until the first work unit is done."""
+    person: str | None = None
+    """Whose the machine is, as in its row."""
 
 
 class Exchange(SQLModel, table=True):
@@ -588,6 +592,8 @@ class Machine(SQLModel, table=True):
     """When a user removed the worker. The row stays, because the process may reconnect before it has read the order."""
     tallies: list[list[int]] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
     """Pairs `[time, samples counted for the worker by then]`, every few minutes of the last hour, oldest first."""
+    person: str | None = None
+    """Whose it is: a name; empty: its invite named nobody; None: it came without an invite, and is the owner's."""
 
 
 JOB, WORKER = table(Job), table(WorkerStat)

@@ -73,6 +73,12 @@ class Settings(BaseSettings):
     database_url: str | None = Field(None, description="SQLite database; default HOME/computeshare.db")
     url: str | None = Field(None, description="address of the control plane, for clients")
     token: str | None = Field(None, description="bearer token, for clients; default: HOME/token")
+    person: str = Field(
+        "owner",
+        min_length=1,
+        max_length=60,
+        description="whose the machines are that joined without an invite, for the contributions by person",
+    )
     webhook_networks: str = Field("", description="private networks that webhooks may reach: 192.168.1.0/24,127.0.0.1")
     copy_to: str | None = Field(None, description="where checkpoints are copied, by fsspec: s3://BUCKET/FOLDER")
     appendonly: bool = Field(False, description="append-only file for the embedded broker (durable, ten times slower)")

@@ -31,6 +31,7 @@ Action = Literal[
     "worker.drain",
     "worker.undrain",
     "worker.remove",
+    "worker.person",
     "invite.create",
     "invite.use",
     "invite.withdraw",

@@ -1,7 +1,7 @@
-"""What each machine has contributed to all jobs together."""
+"""What each machine, and each person, has contributed to all jobs together."""
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +10,8 @@ from sqlalchemy import select
 from sqlmodel import col
 
 from api.database import Database
-from api.schemas import Contribution, ContributionList
+from api.fleet.people import OWNER, shown
+from api.schemas import Contribution, ContributionList, PersonContribution
 from api.tables import TELLING, WORKER, Event
 
 FRESH_S = 60.0
@@ -20,8 +21,8 @@ HOUR_MS = 3_600_000
 
 
 @dataclass(slots=True)
-class _Machine:
-    """The sums of a machine, which is known by its name: its workers have new ids after each start."""
+class _Sums:
+    """What a machine, or all machines of a person, have done."""
 
     samples: int = 0
     present_ms: int = 0
@@ -29,43 +30,71 @@ class _Machine:
     device: str = ""
     jobs: set[str] = field(default_factory=set)
 
+    def add(self, other: "_Sums") -> None:
+        self.samples += other.samples
+        self.present_ms += other.present_ms
+        self.jobs |= other.jobs
+        if other.last_ms >= self.last_ms:
+            self.last_ms, self.device = other.last_ms, other.device
+
+    def public(self, total: int) -> dict[str, Any]:
+        hours = round(self.present_ms / HOUR_MS, 3)
+        told = {"samples": self.samples, "share": self.samples / total, "hours": hours}
+        return told | {"jobs": len(self.jobs), "last_seen": self.last_ms}
+
 
 class Contributions:
-    """Sums the workers' parts in all jobs that were not deleted."""
+    """Sums the workers' parts in all jobs that were not deleted. A machine is known by its name and by whose it is: its
+    workers have new ids after each start.
+    """
 
-    def __init__(self, database: Database, fresh_s: float = FRESH_S) -> None:
-        self._database, self._fresh_s = database, fresh_s
-        self._known, self._due = ContributionList(items=[]), 0.0
+    def __init__(self, database: Database, owner: str = OWNER, fresh_s: float = FRESH_S) -> None:
+        """`owner`: whose the machines are that joined without an invite."""
+        self._database, self._owner, self._fresh_s = database, owner, fresh_s
+        self._known, self._due = ContributionList(items=[], people=[]), 0.0
 
     def list(self) -> ContributionList:
-        """The machines whose samples counted, most samples first; the figures are a minute old at most."""
+        """The machines whose samples counted, most samples first, and their people; a minute old at most."""
         if time.monotonic() >= self._due:
             self._known = self._summed()
             self._due = time.monotonic() + self._fresh_s
         return self._known
+
+    def forget(self) -> None:
+        """Sum anew at the next call."""
+        self._due = 0.0
 
     def _summed(self) -> ContributionList:
         event = (col(Event.job_id), col(Event.type), col(Event.at_ms), col(Event.data))
         ordered = (
             select(*event).where(col(Event.type).in_(PRESENCE), TELLING).order_by(col(Event.job_id), col(Event.id))
         )
-        stat = [WORKER.c[name] for name in ("job_id", "worker", "name", "device", "samples", "seen_ms", "left_ms")]
+        names = ("job_id", "worker", "name", "device", "person", "samples", "seen_ms", "left_ms")
         with self._database.read() as session:
             stays = present(session.execute(ordered))
-            rows = session.execute(select(*stat).where(WORKER.c.samples > 0)).all()
-        machines: dict[str, _Machine] = defaultdict(_Machine)
+            rows = session.execute(select(*(WORKER.c[name] for name in names)).where(WORKER.c.samples > 0)).all()
+        machines: dict[tuple[str | None, str], _Sums] = defaultdict(_Sums)
+        people: dict[str | None, _Sums] = defaultdict(_Sums)
         for row in rows:
-            machine = machines[row.name or row.worker]
             before_ms, since = stays.get((row.job_id, row.worker), (0, None))
             until = max(row.left_ms or 0, row.seen_ms)
-            machine.samples += row.samples
-            machine.present_ms += before_ms + (max(0, until - since) if since is not None else 0)
-            machine.jobs.add(row.job_id)
-            if row.seen_ms >= machine.last_ms:
-                machine.last_ms, machine.device = row.seen_ms, row.device
-        total = sum(one.samples for one in machines.values())
-        items = [_public(name, one, total) for name, one in machines.items()]
-        return ContributionList(items=sorted(items, key=lambda one: (-one.samples, one.name)))
+            present_ms = before_ms + (max(0, until - since) if since is not None else 0)
+            person = shown(row.person, self._owner)
+            part = _Sums(row.samples, present_ms, row.seen_ms, row.device, {row.job_id})
+            machines[person, row.name or row.worker].add(part)
+            people[person].add(part)
+        total = sum(one.samples for one in people.values())
+        owned = Counter(person for person, _ in machines)
+        items = [
+            Contribution(person=person, name=name, device=one.device, **one.public(total))
+            for (person, name), one in machines.items()
+        ]
+        summed = [
+            PersonContribution(person=person, machines=owned[person], **one.public(total))
+            for person, one in people.items()
+        ]
+        items.sort(key=lambda one: (-one.samples, one.name, one.person or ""))
+        return ContributionList(items=items, people=sorted(summed, key=lambda one: (-one.samples, one.person or "")))
 
 
 def present(events: Iterable[Any]) -> dict[tuple[str, str], tuple[int, int | None]]:
@@ -79,15 +108,3 @@ def present(events: Iterable[Any]) -> dict[tuple[str, str], tuple[int, int | Non
         stayed_ms = max(0, event.at_ms - since) if since is not None else 0
         found[key] = (before_ms + stayed_ms, event.at_ms if event.type == "joined" else None)
     return found
-
-
-def _public(name: str, machine: _Machine, total: int) -> Contribution:
-    return Contribution(
-        name=name,
-        device=machine.device,
-        samples=machine.samples,
-        share=machine.samples / total,
-        hours=round(machine.present_ms / HOUR_MS, 3),
-        jobs=len(machine.jobs),
-        last_seen=machine.last_ms,
-    )

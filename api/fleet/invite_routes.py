@@ -34,7 +34,7 @@ Code = Annotated[str, Path(max_length=100, description="last part of the invite'
 @router.post("/v1/invites", status_code=201)
 def create_invite(body: InviteRequest, service: InvitesDep, request: Request, response: Response) -> InviteCreated:
     """Make a link that admits one worker, once. The link is not shown again."""
-    invite, code = service.create(body.queue, body.minutes, body.days)
+    invite, code = service.create(body.queue, body.minutes, body.days, body.person)
     url = _link(service, request, code)
     alone = not service.public_url and is_loopback(request.url.hostname or "")
     open_link = not is_gateway_url(url.partition("/join/")[0], nearby=True)

@@ -22,7 +22,7 @@ from api.access.tokens import DAY_MS
 from api.database import Database, now_ms
 from api.errors import Conflict, NotFound
 from api.gateway import traffic
-from api.scheduler.machines import INVITE, MACHINE
+from api.scheduler.machines import CLOCKS_MS, INVITE, MACHINE
 from api.schemas import Admission, InviteList, InvitePublic
 from computeshare.runtime.signatures import is_signed
 from computeshare.transport.addresses import GATEWAY_PATH
@@ -30,8 +30,6 @@ from computeshare.types import MACHINE_CHARACTERS, plain
 
 KEPT_MS = 24 * 3600 * 1000
 """How long an invite is stored after its expiry, and after the end of its machine's access."""
-CLOCKS_MS = 60_000
-"""How far the broker's clock, which dates the workers' heartbeats, may be behind the control plane's clock."""
 CODE_BYTES = 18
 INVITED = Caller("an invited machine")
 _SERVED = func.json_each(MACHINE.c.queues).table_valued("value")
@@ -76,11 +74,14 @@ class InviteService:
         it.
         """
 
-    def create(self, queue: str, minutes: int, days: int | None = None) -> tuple[InvitePublic, str]:
+    def create(
+        self, queue: str, minutes: int, days: int | None = None, person: str | None = None
+    ) -> tuple[InvitePublic, str]:
         """A new invite, and its code. The code cannot be read again.
 
         Args:
             days: how long the machine may use the gateway from now on; None: until the invite is withdrawn.
+            person: for whom it is: the machine's contributions count as theirs.
         Raises: Conflict: machines get the broker's address here, which does not expire.
         """
         if days and self._broker_url:
@@ -89,13 +90,13 @@ class InviteService:
                 "expire: unset it, or leave out the days"
             )
         code, now = secrets.token_urlsafe(CODE_BYTES), now_ms()
-        row = {"id": secrets.token_hex(4), "digest": _digest(code), "queue": queue, "created_ms": now}
+        row = {"id": secrets.token_hex(4), "digest": _digest(code), "queue": queue, "created_ms": now, "person": person}
         row |= {"expires_ms": now + 60_000 * minutes, "access_ends_ms": now + days * DAY_MS if days else None}
         useless = INVITE.c.gateway.is_(False) | (INVITE.c.access_ends_ms < now - KEPT_MS)
         with self._database.writing() as connection:
             connection.execute(INVITE.delete().where(INVITE.c.expires_ms < now - KEPT_MS, useless))
             connection.execute(INVITE.insert(), row)
-            record(connection, "invite.create", str(row["id"]), queue=queue, minutes=minutes, days=days)
+            record(connection, "invite.create", str(row["id"]), queue=queue, minutes=minutes, days=days, person=person)
         return self.show(str(row["id"])), code
 
     def list(self) -> InviteList:
@@ -246,4 +247,5 @@ def _public(row: Any, now: int) -> InvitePublic:
         created_at=row.created_ms,
         expires_at=row.expires_ms,
         access_ends_at=row.access_ends_ms,
+        person=row.person,
     )

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 
 from api.deps import ContributionsDep, FleetDep
-from api.schemas import ContributionList, QueueList, WorkerList, WorkerPublic
+from api.schemas import ContributionList, QueueList, WorkerChange, WorkerList, WorkerPublic
 
 router = APIRouter(prefix="/v1", tags=["workers"])
 
@@ -22,8 +22,18 @@ def list_workers(
 
 @router.get("/workers/contributions")
 def list_contributions(service: ContributionsDep) -> ContributionList:
-    """What each machine has contributed to all jobs, most samples first; the figures are a minute old at most."""
+    """What each machine and person has contributed to all jobs, most samples first; a minute old at most."""
     return service.list()
+
+
+@router.patch("/workers/{worker}")
+def change_worker(
+    worker: WorkerId, body: WorkerChange, service: FleetDep, contributions: ContributionsDep
+) -> WorkerPublic:
+    """Say whose a worker's machine is. What it has contributed so far counts as theirs, too."""
+    changed = service.assign(worker, body.person)
+    contributions.forget()
+    return changed
 
 
 @router.post("/workers/{worker}/drain", status_code=202)

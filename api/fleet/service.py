@@ -2,11 +2,12 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import Connection, func, select, update
 from sqlalchemy.orm import Session
 from sqlmodel import col
 
@@ -14,6 +15,7 @@ from api.access.audit import Action, record
 from api.broker import Broker
 from api.database import Database, now_ms
 from api.errors import Conflict, NotFound
+from api.fleet.people import OWNER, assign, shown
 from api.gateway import traffic
 from api.scheduler.eligibility import excluded
 from api.scheduler.machines import MACHINE, last_hour, remember, samples_counted
@@ -34,8 +36,10 @@ class Fleet:
     the broker is away.
     """
 
-    def __init__(self, database: Database, broker: Broker, wake: Callable[[], None] = lambda: None) -> None:
-        self._database, self._broker, self._wake = database, broker, wake
+    def __init__(
+        self, database: Database, broker: Broker, wake: Callable[[], None] = lambda: None, owner: str = OWNER
+    ) -> None:
+        self._database, self._broker, self._wake, self._owner = database, broker, wake, owner
 
     def workers(self, offline: bool = False) -> WorkerList:
         """Online workers by name; with `offline`, then the other known workers, the last seen first."""
@@ -52,10 +56,18 @@ class Fleet:
         Raises: NotFound; Conflict: the worker was asked to leave for good.
         """
         action: Action = "worker.drain" if drained else "worker.undrain"
-        row = self._decide(worker_id, action, drained_ms=now_ms() if drained else None)
-        there = next((one for one in list_workers(self._broker.client()) if one.id == worker_id), None)
-        _, figures = self._known([there] if there else [])
-        return _online(there, row, figures) if there else _offline(row, figures)
+        return self._public(self._decide(worker_id, action, drained_ms=now_ms() if drained else None))
+
+    def assign(self, worker_id: str, person: str | None) -> WorkerPublic:
+        """Say whose a worker's machine is, also in what it has contributed so far; None: nobody's by name.
+
+        Raises: NotFound.
+        """
+        with self._changing(worker_id) as (connection, row):
+            assign(connection, row, person)
+            record(connection, "worker.person", worker_id, name=row.name, person=person)
+            changed = connection.execute(select(MACHINE).where(MACHINE.c.worker == worker_id)).one()
+        return self._public(changed)
 
     def remove(self, worker_id: str) -> None:
         """Ask an online worker to leave for good; forget an offline worker. Raises NotFound."""
@@ -90,15 +102,17 @@ class Fleet:
         with self._database.read() as session:
             rows = {row.worker: row for row in session.scalars(select(Machine))}
             sums = traffic.sums(self._broker.client)
-            return rows, _Figures.of(session, list(rows.values()), there, sums, now_ms())
+            return rows, _Figures.of(session, list(rows.values()), there, sums, now_ms(), self._owner)
 
-    def _decide(self, worker_id: str, action: Action, again: bool = False, **values: int | None) -> Any:
-        """Store a decision about a worker, adding the worker's row if the dispatcher has not yet; returns the row.
+    def _public(self, row: Any) -> WorkerPublic:
+        """The answer about the worker of a row."""
+        there = next((one for one in list_workers(self._broker.client()) if one.id == row.worker), None)
+        _, figures = self._known([there] if there else [])
+        return _online(there, row, figures) if there else _offline(row, figures)
 
-        Args:
-            action: for the audit log.
-            again: whether the decision may be made about a worker that was asked to leave.
-        """
+    @contextmanager
+    def _changing(self, worker_id: str) -> Iterator[tuple[Connection, Any]]:
+        """A transaction with a worker's row, which is added if the dispatcher has not yet. Raises NotFound."""
         with self._database.engine.connect() as connection:
             known = connection.execute(select(MACHINE).where(MACHINE.c.worker == worker_id)).one_or_none()
         new = None if known else next((w for w in list_workers(self._broker.client()) if w.id == worker_id), None)
@@ -108,21 +122,32 @@ class Fleet:
             row = connection.execute(select(MACHINE).where(MACHINE.c.worker == worker_id)).one_or_none()
             if row is None:
                 raise _unknown(worker_id)
+            yield connection, row
+
+    def _decide(self, worker_id: str, action: Action, again: bool = False, **values: int | None) -> Any:
+        """Store a decision about a worker; returns its row.
+
+        Args:
+            action: for the audit log.
+            again: whether the decision may be made about a worker that was asked to leave.
+        """
+        with self._changing(worker_id) as (connection, row):
             if row.dismissed_ms and not again:
                 raise Conflict(f"worker {worker_id} is being removed: to keep it, restart it once it has stopped")
             values = {name: (value and getattr(row, name)) or value for name, value in values.items()}
             mine = update(MACHINE).where(MACHINE.c.worker == worker_id).values(values)
-            row = connection.execute(mine.returning(*MACHINE.c)).one()
+            changed = connection.execute(mine.returning(*MACHINE.c)).one()
             record(connection, action, worker_id, name=row.name)
         self._wake()
-        return row
+        return changed
 
 
 @dataclass(frozen=True, slots=True)
 class _Figures:
     """Figures of workers from the database: samples per second now, samples in the last hour, samples by job and worker
     and by job (of jobs that have not ended), the reasons why a worker gets no seat in a job, and the bytes that
-    machines of a name have sent and received through gateways.
+    machines of a name have sent and received through gateways. `owner` is whose the machines are that joined without
+    an invite.
     """
 
     rates: dict[str, float]
@@ -131,6 +156,7 @@ class _Figures:
     by_job: dict[str, int]
     left_out: dict[str, list[str]]
     moved: dict[str, tuple[int, int]]
+    owner: str
 
     @classmethod
     def of(
@@ -140,6 +166,7 @@ class _Figures:
         there: Sequence[WorkerInfo],
         sums: Mapping[str, int],
         now: int,
+        owner: str,
     ) -> "_Figures":
         rate = func.sum(col(WorkerStat.samples_per_s))
         query = select(col(WorkerStat.worker), rate).join(Job, col(Job.id) == col(WorkerStat.job_id))
@@ -157,7 +184,7 @@ class _Figures:
         out = excluded(session.connection(), there, now)
         for (job_id, worker), why in out.reasons.items():
             left_out[worker].append(f"Job {job_id}: {why}")
-        return cls(rates, hour, counted, dict(by_job), left_out, _moved(session, sums))
+        return cls(rates, hour, counted, dict(by_job), left_out, _moved(session, sums), owner)
 
     def share(self, worker: str) -> float:
         return self.hour.get(worker, 0) / max(1, sum(self.hour.values()))
@@ -223,6 +250,7 @@ def _online(worker: WorkerInfo, row: Machine | None, figures: _Figures) -> Worke
         left_out=figures.left_out.get(worker.id, []),
         first_seen=row.first_seen_ms if row else worker.last_seen_ms,
         last_seen=worker.last_seen_ms,
+        person=shown(row.person if row else None, figures.owner),
     )
 
 
@@ -257,6 +285,7 @@ def _offline(row: Machine, figures: _Figures) -> WorkerPublic:
         left_out=[],
         first_seen=row.first_seen_ms,
         last_seen=row.last_seen_ms,
+        person=shown(row.person, figures.owner),
     )
 
 

@@ -61,6 +61,6 @@ def show_workers(request: Request, views: ViewsDep, fleet: FleetDep, contributio
         except (BrokerError, RedisError, SettingsError) as error:
             workers, queues, problem = [], [], str(error)
         titles = {job_id: views.title(job_id) for job_id in {w.job_id for w in workers if w.job_id}}
-        helped = contributions.list().items
+        helped = contributions.list()
     found: dict[str, Any] = {"workers": workers, "queues": queues, "titles": titles, "helped": helped}
     return render(request, "workers.html", problem=problem, **found)

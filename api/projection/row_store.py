@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from pydantic_core import to_json
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlmodel import SQLModel
 
@@ -25,6 +25,7 @@ from api.tables import (
     Event,
     Exchange,
     LedgerEntry,
+    Machine,
     Outbox,
     Score,
     Submission,
@@ -205,7 +206,10 @@ def _present(connection: Connection, row: Row) -> None:
     kinds = connection.scalar(select(WORKER.c.kinds).where(mine)) or []
     values["kinds"] = kinds if row["kind"] in kinds else [*kinds, row["kind"]][-MOST_KINDS:]
     values |= {"joined_ms": row["at_ms"], "seen_ms": row["at_ms"], "left_ms": None, "left_reason": None}
-    statement = sqlite_insert(WORKER).values(about | values)
+    machines = table(Machine).c
+    person = select(machines.person).where(machines.worker == row["worker"]).scalar_subquery()
+    statement = sqlite_insert(WORKER).values(about | values | {"person": person})
+    values["person"] = func.coalesce(WORKER.c.person, statement.excluded.person)
     connection.execute(statement.on_conflict_do_update(index_elements=["job_id", "worker"], set_=values))
 
 

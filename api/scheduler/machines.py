@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, ScalarSelect, delete, func, or_, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from api.access.audit import AUDIT
@@ -22,6 +22,8 @@ NOTED_MS = 30_000
 """How often the rows of online workers are refreshed."""
 TALLY_MS = 300_000
 HOUR_MS = 3_600_000
+CLOCKS_MS = 60_000
+"""How far the broker's clock, which dates the workers' heartbeats, may be behind the control plane's clock."""
 DRAINED = "drained"
 DISMISSED = "asked to leave for good"
 
@@ -122,8 +124,17 @@ def remember(connection: Connection, worker: WorkerInfo, now: int) -> None:
     said = {name: getattr(worker, name) for name in ("name", "host", "device", "memory_bytes", "versions")}
     said |= {"queues": list(worker.queues), "last_seen_ms": worker.last_seen_ms, "noted_ms": now}
     at = {"first_seen_ms": worker.last_seen_ms, "began_ms": worker.last_seen_ms}
-    row = {"worker": worker.id, **said, **at, "tallies": [[now, 0]]}
+    row = {"worker": worker.id, **said, **at, "tallies": [[now, 0]], "person": _invited_person(worker)}
     connection.execute(insert(MACHINE).values(row).on_conflict_do_update(index_elements=["worker"], set_=said))
+
+
+def _invited_person(worker: WorkerInfo) -> ScalarSelect[str]:
+    """SQL: the person of the invite by which a worker came, empty if it names nobody; NULL: it came without one."""
+    by_id = INVITE.c.gateway & (INVITE.c.id == machine_of(worker.id))
+    by_name = INVITE.c.gateway.is_(False) & (INVITE.c.worker == worker.name)
+    by_name &= INVITE.c.used_ms < worker.last_seen_ms + CLOCKS_MS
+    query = select(func.coalesce(INVITE.c.person, "")).where(or_(by_id, by_name))
+    return query.order_by(INVITE.c.gateway.desc(), INVITE.c.used_ms.desc()).limit(1).scalar_subquery()
 
 
 def samples_counted(connection: Connection) -> dict[str, int]:
@@ -157,7 +168,10 @@ def _succeed(connection: Connection, gone: str, new: str) -> None:
     before = connection.execute(select(MACHINE).where(MACHINE.c.worker == gone)).one()
     drained = func.coalesce(MACHINE.c.drained_ms, before.drained_ms)
     values = {"first_seen_ms": before.first_seen_ms, "drained_ms": drained}
+    values |= {"person": before.person} if before.person else {}
     connection.execute(update(MACHINE).where(MACHINE.c.worker == new).values(values))
+    if before.person:  # it may have joined jobs since
+        connection.execute(update(WORKER).where(WORKER.c.worker == new).values(person=before.person))
     connection.execute(delete(MACHINE).where(MACHINE.c.worker == gone))
     pass_on(connection, gone, new)
     log.info("worker came again", before=gone, now=new, drained=before.drained_ms is not None)

@@ -63,6 +63,12 @@ def up(
     lan: Annotated[
         bool, typer.Option("--lan", help="Let machines on this network join, over HTTPS with a certificate made here.")
     ] = False,
+    person: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", show_default=False, help="Whose the machines are that join without an invite: owner."
+        ),
+    ] = None,
     tls: Annotated[
         str | None,
         typer.Option(metavar="self", show_default=False, help="self: serve HTTPS, too, with a certificate made here."),
@@ -79,7 +85,7 @@ def up(
     from computeshare.up import stack
 
     https: dict[str, Any] = {"tls": tls, "tls_cert": tls_cert, "tls_key": tls_key, "tls_port": tls_port}
-    options = stack.UpOptions(host, port, workers, queue, home, public_url, lan=lan, **https)
+    options = stack.UpOptions(host, port, workers, queue, home, public_url, lan=lan, person=person, **https)
     raise typer.Exit(stack.up(options))
 
 

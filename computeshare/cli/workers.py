@@ -35,19 +35,26 @@ def list_workers(
 
 @app.command()
 def contributions(url: Url = None, home: Home = None, as_json: Json = False) -> None:
-    """Show what each machine has contributed to all jobs."""
+    """Show what each person has contributed to all jobs, and each of their machines."""
     with connect(url, home) as client:
         found = client.contributions()
     if as_json:
-        print_json({"items": found})
+        print_json(found)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("Machine", overflow="fold")
+    table.add_column("Person, machine", overflow="fold")
     for heading in ("Share", "Samples", "Hours", "Jobs"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for one in found:
+
+    def add(name: str, one: dict[str, Any], style: str = "") -> None:
         counted = (f"{one['samples']:,}", f"{one['hours']:,.1f}", str(one["jobs"]))
-        table.add_row(Text(plain(one["name"])), f"{100 * one['share']:.0f} %", *counted)
+        table.add_row(Text(plain(name)), f"{100 * one['share']:.0f} %", *counted, style=style)
+
+    for person in found["people"]:
+        add(person["person"] or "no name given", person, "bold")
+        for machine in found["items"]:
+            if machine["person"] == person["person"]:
+                add(f"  {machine['name']}", machine)
     console().print(table)
 
 
@@ -63,6 +70,22 @@ def undrain(worker: Worker, url: Url = None, home: Home = None, as_json: Json = 
     """Give a drained worker work again."""
     with connect(url, home) as client:
         _tell(client.undrain(worker_id(client.fleet(offline=True), worker)), "may work again", as_json)
+
+
+@app.command()
+def person(
+    worker: Worker,
+    name: Annotated[
+        str, typer.Argument(help="Whose it is. Default: the owner's, or of an invited machine nobody's by name.")
+    ] = "",
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Say whose a worker's machine is. What it has contributed so far counts as theirs, too."""
+    with connect(url, home) as client:
+        changed = client.assign(worker_id(client.fleet(offline=True), worker), name or None)
+    _tell(changed, f"is {plain(changed['person'])}'s" if changed["person"] else "is nobody's by name", as_json)
 
 
 @app.command()
@@ -93,6 +116,9 @@ def invite(
     days: Annotated[
         int | None, typer.Option(min=1, max=3650, help="Days until the machine's access ends. Default: it does not.")
     ] = None,
+    person: Annotated[
+        str | None, typer.Option("--for", metavar="NAME", help="For whom it is; `workers contributions` sums by name.")
+    ] = None,
     qr: Annotated[bool, typer.Option("--qr", help="Show the invite's link as a QR code, too.")] = False,
     url: Url = None,
     home: Home = None,
@@ -100,21 +126,12 @@ def invite(
 ) -> None:
     """Invite one machine, once. Give --url with the name by which that machine reaches the control plane."""
     with connect(url, home) as client:
-        made = client.invites.create(queue, minutes, days)
+        made = client.invites.create(queue, minutes, days, person)
     if as_json:
         print_json(made)
         return
-    until = parse_time(made["expires_at"])
-    when = f" until {until.astimezone():%Y-%m-%d %H:%M}" if until else ""
-    with_uv, with_pipx = map(plain, made["new_machine"])
-    lines: list[str] = []
-    if made["note"]:
-        lines.append(f"no other machine can join yet: {plain(made['note'])}")
-        lines += [plain(made["remedy"])] if made.get("remedy") else []
-    lines += [with_uv, f"run this on the other machine, which needs uv and nothing else; the link works once{when}"]
-    lines += [f"with pipx: {with_pipx}", f"where ComputeShare is installed: {plain(made['command'])}"]
-    console().print("\n".join(lines), markup=False, soft_wrap=True)
-    if qr:
+    console().print("\n".join(_obstacle(made) if made["note"] else _joining(made)), markup=False, soft_wrap=True)
+    if qr and not made["note"]:
         import segno
 
         segno.make(made["url"], micro=False).terminal(compact=True)
@@ -129,13 +146,14 @@ def invites(url: Url = None, home: Home = None, as_json: Json = False) -> None:
         print_json({"items": found})
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("Invite", "Queue", "Status", "Machine", "Sent", "Received", "Access until"):
+    for heading in ("Invite", "For", "Queue", "Status", "Machine", "Sent", "Received", "Access until"):
         table.add_column(heading, overflow="fold")
     for one in found:
         moved = (size(one["bytes_up"]), size(one["bytes_down"])) if one["gateway"] else (NOTHING, NOTHING)
         ends = parse_time(one["access_ends_at"])
         until = f"{ends.astimezone():%Y-%m-%d %H:%M}" if ends else NOTHING
-        table.add_row(one["id"], one["queue"], one["status"], Text(plain(one["worker"] or NOTHING)), *moved, until)
+        names = [Text(plain(one.get(field) or NOTHING)) for field in ("person", "worker")]
+        table.add_row(one["id"], names[0], one["queue"], one["status"], names[1], *moved, until)
     console().print(table)
 
 
@@ -216,6 +234,24 @@ def worker_table(workers: Sequence[dict[str, Any]], now: datetime) -> Table:
             f"{age(worker['last_seen'], now)} ago",
         )
     return table
+
+
+def _obstacle(made: dict[str, Any]) -> list[str]:
+    """Why nobody could join by an invite, and the command that changes it: the lines to join by would be useless."""
+    remedy = [plain(made["remedy"])] if made.get("remedy") else []
+    return [f"no other machine can join yet: {plain(made['note'])}", *remedy]
+
+
+def _joining(made: dict[str, Any]) -> list[str]:
+    until = parse_time(made["expires_at"])
+    when = f" until {until.astimezone():%Y-%m-%d %H:%M}" if until else ""
+    with_uv, with_pipx = map(plain, made["new_machine"])
+    return [
+        with_uv,
+        f"run this on the other machine, which needs uv and nothing else; the link works once{when}",
+        f"with pipx: {with_pipx}",
+        f"where ComputeShare is installed: {plain(made['command'])}",
+    ]
 
 
 def _tell(worker: dict[str, Any], what: str, as_json: bool) -> None:

@@ -72,10 +72,11 @@ class UpOptions:
     tls_key: Path | None = None
     tls_port: int | None = None
     lan: bool = False
+    person: str | None = None
 
     def settings(self) -> Settings:
         """The settings, with these options in place of variables. Raises SettingsError."""
-        names = ("home", "public_url", "tls", "tls_cert", "tls_key", "tls_port")
+        names = ("home", "public_url", "tls", "tls_cert", "tls_key", "tls_port", "person")
         settings = Settings.given(**{name: getattr(self, name) for name in names})
         if self.lan:
             settings = self._on_the_network(settings)

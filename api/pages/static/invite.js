@@ -16,7 +16,8 @@ async function make() {
   try {
     const queue = panel.dataset.queue ?? part("queue").value.trim();
     const days = Number(part("days").value) || null;
-    invite = await ask("POST", "/v1/invites", { queue, days });
+    const person = part("person").value.trim() || null;
+    invite = await ask("POST", "/v1/invites", { queue, days, person });
   } catch (error) {
     part("problem").textContent = `No invite was created: ${error.message}`;
     return;

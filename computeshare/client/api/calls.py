@@ -167,9 +167,9 @@ class Client:
         """The workers that are online; with `offline`, also the workers seen in the last 30 days."""
         return items(self._requests.repeatable("GET", "/v1/workers", params={"offline": offline}))[0]
 
-    def contributions(self) -> list[dict[str, Any]]:
-        """What each machine has contributed to all jobs, most samples first."""
-        return items(self._requests.repeatable("GET", "/v1/workers/contributions"))[0]
+    def contributions(self) -> dict[str, list[dict[str, Any]]]:
+        """What each machine (`items`) and person (`people`) has contributed to all jobs, most samples first."""
+        return json_object(self._requests.repeatable("GET", "/v1/workers/contributions"))
 
     def drain(self, worker_id: str) -> dict[str, Any]:
         """Give a worker no further work; it finishes its current work unit."""
@@ -178,6 +178,11 @@ class Client:
     def undrain(self, worker_id: str) -> dict[str, Any]:
         """Give a drained worker work again."""
         return json_object(self._requests.repeatable("POST", _worker_path(worker_id, "undrain")))
+
+    def assign(self, worker_id: str, person: str | None) -> dict[str, Any]:
+        """Say whose a worker's machine is, also in what it has contributed; None: nobody's by name."""
+        body = {"person": person}
+        return json_object(self._requests.repeatable("PATCH", _worker_path(worker_id), json=body))
 
     def remove(self, worker_id: str) -> None:
         """Make an online worker finish its work unit and exit; forget an offline worker."""

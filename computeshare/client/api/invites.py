@@ -23,13 +23,15 @@ class Invites:
         """An invite: its `status`, and the `worker` that accepted it."""
         return json_object(self._requests.repeatable("GET", _path(invite_id)))
 
-    def create(self, queue: str, minutes: int, days: int | None = None) -> dict[str, Any]:
+    def create(self, queue: str, minutes: int, days: int | None = None, person: str | None = None) -> dict[str, Any]:
         """Create a link that admits one worker, once, within `minutes`. Only this answer holds the link.
 
         Args:
             days: until the machine's access to the gateway ends; None: it does not end by itself.
+            person: for whom it is: the machine's contributions count as theirs.
         """
-        body = {"queue": queue, "minutes": minutes} | ({"days": days} if days else {})
+        chosen = {"days": days, "person": person}
+        body = {"queue": queue, "minutes": minutes} | {name: value for name, value in chosen.items() if value}
         return json_object(self._requests.once("POST", PATH, json=body))
 
     def withdraw(self, invite_id: str) -> None:

@@ -14,9 +14,10 @@ from api.errors import NotFound
 from api.fleet.worker_wheel import PATH
 from api.pages import views
 from api.scheduler.machines import remember
+from api.tables import WorkerStat
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import RoundStore
-from computeshare.queue import WorkerInfo, register
+from computeshare.queue import WorkerInfo, register, unregister
 from computeshare.runtime.signatures import SigningKey
 from computeshare.worker.invite import introduction
 from tests.support.browser import Site, Window, forgive, in_every_window, problems
@@ -562,10 +563,32 @@ def test_a_machine_is_invited_from_the_page_of_the_workers_for_a_queue_that_is_t
     page.get_by_text("Add a machine").click()
     expect(page.locator("#invite-queue")).to_have_value("default")
     page.locator("#invite-queue").fill("lonely")
+    page.get_by_label("For", exact=True).fill("Anna")
     page.get_by_role("button", name="Create invite").click()
     page.get_by_text("ComputeShare is installed there").click()
     expect(page.locator("#invite-command")).to_contain_text(f"computeshare-worker --join {site.url}#")
-    assert site.services.invites.list().items[0].queue == "lonely"
+    made = site.services.invites.list().items[0]
+    assert (made.queue, made.person) == ("lonely", "Anna")
+
+
+@in_every_window
+def test_a_machine_is_assigned_to_a_person_and_what_it_has_done_with_it(site: Site, opened: Any) -> None:
+    worker = WorkerInfo(secrets.token_hex(6), f"lab {secrets.token_hex(3)}", "cpu", ("lonely",), {}, 1, "lab", 1)
+    register(site.redis, worker)
+    feed = under_way(site, 20)
+    with site.services.database.write() as session:
+        session.add(WorkerStat(job_id=feed.job_id, worker=worker.id, name=worker.name, samples=64, seen_ms=now_ms()))
+    page = opened("/workers")
+    name = f"Ben {secrets.token_hex(3)}"
+    page.get_by_role("button", name=f"Person of {worker.name}").click()
+    expect(page.get_by_label("Person", exact=True)).to_have_value("owner")
+    page.get_by_label("Person", exact=True).fill(name)
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("#workers")).to_contain_text(f"Person: {name}")
+    group = page.locator("#helped tbody").filter(has_text=name)
+    expect(group.locator("tr")).to_have_count(2)
+    expect(group).to_contain_text(worker.name)
+    unregister(site.redis, worker.id)
 
 
 @in_every_window

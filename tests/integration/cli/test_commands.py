@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -219,26 +220,21 @@ def test_a_checkpoint_is_downloaded_with_the_digest_that_the_job_shows(
 def test_an_invite_made_at_the_command_line_lets_one_machine_in(
     client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(app, ["workers", "invite", "--queue", "lab"]) == 0
-    note, remedy, with_uv, until_when, with_pipx, installed = capsys.readouterr().out.splitlines()
-    typed = installed.partition(": ")[2]
-    program, join_flag, link = typed.split()
+    asked = ["workers", "invite", "--queue", "lab", "--for", "Anna"]
+    assert run(app, asked) == 0
+    note, remedy = capsys.readouterr().out.splitlines()
+    assert note.startswith("no other machine can join yet: ") and remedy == "computeshare up --lan"
+    made: Any = command(capsys, *asked)  # which only this machine can use
+    program, join_flag, link = made["command"].split()
     assert (program, join_flag) == ("computeshare-worker", "--join")
-    assert with_uv.startswith("uvx --from http://") and with_uv.endswith(f".whl {typed}")
-    assert with_pipx.startswith("with pipx: pipx run --spec http://") and with_pipx.endswith(f".whl {typed}")
-    assert "works once until 20" in until_when and note.startswith("no other machine can join yet: ")
-    assert remedy == "computeshare up --lan"
+    with_uv, with_pipx = made["new_machine"]
+    assert with_uv.startswith("uvx --from http://") and with_uv.endswith(f".whl {made['command']}")
+    assert with_pipx.startswith("pipx run --spec http://") and with_pipx.endswith(f".whl {made['command']}")
+    assert made["person"] == "Anna"
     joined = invite.join(link, "mac", tmp_path)
     assert joined.queue == "lab" and not joined.redis_url
     assert joined.gateway and joined.gateway.url == f"{client.url}/v1/gateway"
     assert invite.last_joined(Settings(home=tmp_path, redis_url=None)).gateway == joined.gateway
-
-
-def test_an_invites_link_is_shown_as_a_qr_code_on_request(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(app, ["workers", "invite", "--qr"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    code = [line for line in shown if "▀" in line or "▄" in line]
-    assert len(code) > 15 and shown[2].startswith("uvx --from http://")
 
 
 def test_invites_are_listed_and_withdrawn_at_the_command_line(

@@ -143,13 +143,53 @@ def test_an_invite_is_a_command_to_type_elsewhere_and_says_until_when(
     ]
     assert json.loads(server.requests[0].body) == {"queue": "lab", "minutes": 60}
     assert run(app, ["workers", "invite"]) == 0
-    first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first == "no other machine can join yet: nobody reaches\N{REPLACEMENT CHARACTER} the broker"
-    assert second == "computeshare up --lan"
+    assert capsys.readouterr().out.splitlines() == [
+        "no other machine can join yet: nobody reaches\N{REPLACEMENT CHARACTER} the broker",
+        "computeshare up --lan",
+    ]
     assert json.loads(server.requests[1].body) == {"queue": "default", "minutes": 15}
     assert run(app, ["workers", "invite", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["url"] == invited()["url"]
     assert run(app, ["workers", "invite", "--minutes", "0"]) == 2
+
+
+def test_an_invite_is_for_a_person_and_its_link_a_qr_code_on_request(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocked = invited(note="nobody reaches the broker", remedy=None)
+    server.on("POST /v1/invites", Answer(invited(person="Anna"), 201), Answer(blocked, 201))
+    assert run(app, ["workers", "invite", "--for", "Anna", "--qr"]) == 0
+    assert json.loads(server.requests[0].body) == {"queue": "default", "minutes": 15, "person": "Anna"}
+    assert sum("▀" in line or "▄" in line for line in capsys.readouterr().out.splitlines()) > 10
+    assert run(app, ["workers", "invite", "--qr"]) == 0
+    assert capsys.readouterr().out == "no other machine can join yet: nobody reaches the broker\n"
+
+
+def test_a_worker_is_assigned_to_a_person_and_back(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.on("GET /v1/workers?offline=true", Answer({"items": [worker()]}))
+    server.on("PATCH /v1/workers/ab12cd34ef56", Answer(worker(person="Anna")), Answer(worker(person=None)))
+    assert run(app, ["workers", "person", "mac-studio", "Anna"]) == 0
+    assert capsys.readouterr().out == "mac-studio is Anna's\n"
+    assert run(app, ["workers", "person", "mac-studio"]) == 0
+    assert capsys.readouterr().out == "mac-studio is nobody's by name\n"
+    bodies = [json.loads(request.body) for request in server.requests if request.body]
+    assert bodies == [{"person": "Anna"}, {"person": None}]
+
+
+def test_contributions_stand_by_person_with_their_machines_below(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def one(person: str | None, samples: int, **more: Any) -> dict[str, Any]:
+        return {"person": person, "samples": samples, "share": samples / 1000, "hours": 1.5, "jobs": 2} | more
+
+    items = [one("Anna", 500, name="mac"), one(None, 300, name="mac"), one("Anna", 200, name="lab")]
+    found = {"items": items, "people": [one("Anna", 700, machines=2), one(None, 300, machines=1)]}
+    server.on("GET /v1/workers/contributions", Answer(found))
+    assert run(app, ["workers", "contributions"]) == 0
+    rows = [line.split()[:-4] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [" ".join(row[:-1]) for row in rows] == ["Anna", "mac", "lab", "no name given", "mac"]
+    assert run(app, ["workers", "contributions", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
 
 
 def test_a_name_that_nobody_or_more_than_one_has_is_told(

@@ -92,6 +92,7 @@ class Story:
         register(self.redis, worker)
         self.does("POST /v1/workers/{worker}/drain", "worker.drain")
         self.does("POST /v1/workers/{worker}/undrain", "worker.undrain")
+        self.does("PATCH /v1/workers/{worker}", "worker.person", json={"person": "Anna"})
         self.does("DELETE /v1/workers/{worker}", "worker.remove")
         made = self.does("POST /v1/invites", "invite.create", keep="invite_id", json={"queue": "q"}).json()
         self.values["code"] = made["url"].rpartition("/")[2]

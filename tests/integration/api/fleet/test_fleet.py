@@ -175,6 +175,32 @@ def test_a_machine_that_was_restarted_ten_times_is_one_line_and_stays_drained(
         assert len(connection.execute(select(MACHINE).where(MACHINE.c.name == name)).all()) == 1
 
 
+def test_a_machine_is_the_owners_until_it_is_assigned_and_keeps_its_person_over_restarts(
+    stage: Stage, fleet: Fleet, redis: Redis, create: Create
+) -> None:
+    worker = machine(name := secrets.token_hex(8))
+    register(redis, worker)
+    stage.turn()
+    assert [one.person for one in named(fleet, name)] == ["owner"]
+    others, jobs = secrets.token_hex(6), [create() for _ in range(2)]
+    with stage.database.write() as session:
+        for job, of, called in (
+            (jobs[0], "an earlier process", name),
+            (jobs[1], worker.id, name),
+            (jobs[1], others, others),
+        ):
+            session.add(WorkerStat(job_id=job, worker=of, name=called, samples=10))
+    assert fleet.assign(worker.id, "Anna").person == "Anna"
+    worker = restart(stage, redis, worker)
+    assert [one.person for one in named(fleet, name)] == ["Anna"]
+    with stage.database.write() as session:
+        people = {row.worker: row.person for row in session.scalars(select(WorkerStat))}
+    assert people["an earlier process"] == "Anna" and people[others] is None
+    assert fleet.assign(worker.id, None).person == "owner"
+    with pytest.raises(NotFound):
+        fleet.assign("nobody", "Anna")
+
+
 def test_a_worker_restarted_before_its_registration_ran_out_is_the_same_machine(
     stage: Stage, fleet: Fleet, redis: Redis
 ) -> None:

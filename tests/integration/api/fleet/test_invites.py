@@ -12,11 +12,13 @@ from redis.exceptions import ResponseError
 from sqlalchemy import update
 from starlette.testclient import TestClient
 
+from api.broker import Broker
 from api.database import Database, now_ms
 from api.errors import Conflict
 from api.fleet.invites import Introduction, InviteService, is_local
+from api.fleet.service import Fleet
 from api.main import create_app
-from api.scheduler.machines import INVITE, remember
+from api.scheduler.machines import INVITE, MACHINE, remember
 from computeshare.errors import ComputeShareError, SettingsError
 from computeshare.queue import WorkerInfo
 from computeshare.runtime.signatures import SigningKey
@@ -166,6 +168,38 @@ def test_a_machine_has_joined_once_it_is_heard_of_on_the_queue(database: Databas
     assert heard("studio", "mnist", now) == heard("mac", "elsewhere", now) == "taken"
     assert heard("mac", "mnist", now) == "joined"
     assert [one.status for one in invites.list().items] == ["joined"]
+
+
+@pytest.mark.parametrize("at_gateway", [True, False])
+def test_an_invited_machine_is_its_persons_and_two_of_one_name_are_told_apart(
+    database: Database, settings: Settings, at_gateway: bool
+) -> None:
+    invites = InviteService(database, None if at_gateway else BROKER)
+    fleet, now = Fleet(database, Broker(settings)), now_ms()
+
+    def joins(person: str | None, name: str) -> str:
+        made, code = invites.create("mnist", 15, person=person)
+        assert made.person == person
+        invites.take_up(code, replace(machine(code), name=name), from_here=False)
+        worker_id = (made.id if at_gateway else "") + secrets.token_hex(6)
+        worker = WorkerInfo(worker_id, name, "cpu", ("mnist",), {}, 1, "h", 1, last_seen_ms=now)
+        with database.writing() as connection:
+            remember(connection, worker, now)
+        return worker_id
+
+    anna, ben, nobody = joins("Anna", "mac"), joins("Ben", "mac" if at_gateway else "air"), joins(None, "pro")
+
+    def people() -> list[str | None]:
+        found = {one.id: one.person for one in fleet.workers(offline=True).items}
+        return [found.get(worker_id) for worker_id in (anna, ben, nobody)]
+
+    with database.writing() as connection:  # so that the list, which has one line for a host and name, has both
+        connection.execute(update(MACHINE).where(MACHINE.c.worker == ben).values(host="another"))
+    assert people() == ["Anna", "Ben", None]
+    fleet.assign(anna, "Carla")
+    assert people() == ["Carla", "Ben", None]
+    fleet.assign(nobody, "Dora")
+    assert people()[2] == "Dora" and fleet.assign(nobody, None).person == (None if at_gateway else "owner")
 
 
 def test_an_invited_machine_serves_its_queue_from_when_it_has_joined_until_its_access_ends(database: Database) -> None:

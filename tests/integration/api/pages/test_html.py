@@ -478,19 +478,27 @@ def test_a_recipe_is_shown_as_text_whatever_it_says(pages: Pages, tmp_path: Path
 def test_who_helped_is_summed_by_machine_over_all_jobs(pages: Pages) -> None:
     assert "Nobody has computed anything yet" in pages.get("/workers")
     now = now_ms()
-    for number, (worker, name, samples) in enumerate(
-        (("w1a", "studio", 300), ("w1b", "studio", 500), ("w2", HOSTILE, 200))
+    for number, (worker, name, samples, person) in enumerate(
+        (
+            ("w1a", "studio", 300, None),
+            ("w1b", "studio", 500, None),
+            ("w2", HOSTILE, 150, "Anna"),
+            ("w3", "mac", 50, ""),
+        )
     ):
         job_id, joined = pages.create("completed"), now - 7_200_000
         about = {"device": "cpu", "samples": samples, "seen_ms": now, "left_ms": now, "joined_ms": joined}
         with pages.services.database.write() as session:
-            session.add(WorkerStat(job_id=job_id, worker=worker, name=name, **about))
+            session.add(WorkerStat(job_id=job_id, worker=worker, name=name, person=person, **about))
             told = {"worker": worker, "number": number}
             session.add(Event(job_id=job_id, type="joined", at_ms=joined, data=told))
             session.add(Event(job_id=job_id, type="left", at_ms=now - 3_600_000, data=told))
-    pages.services.contributions._due = 0.0
-    answer = pages.client.get("/v1/workers/contributions").json()["items"]
-    told = [(one["name"], one["samples"], one["share"], one["hours"], one["jobs"]) for one in answer]
-    assert told == [("studio", 800, 0.8, 2.0, 2), (HOSTILE, 200, 0.2, 1.0, 1)]
+    pages.services.contributions.forget()
+    answer = pages.client.get("/v1/workers/contributions").json()
+    told = [(one["name"], one["samples"], one["share"], one["hours"], one["jobs"]) for one in answer["items"]]
+    assert told == [("studio", 800, 0.8, 2.0, 2), (HOSTILE, 150, 0.15, 1.0, 1), ("mac", 50, 0.05, 1.0, 1)]
+    summed = [(one["person"], one["samples"], one["hours"], one["jobs"], one["machines"]) for one in answer["people"]]
+    assert summed == [("owner", 800, 2.0, 2, 1), ("Anna", 150, 1.0, 1, 1), (None, 50, 1.0, 1, 1)]
     html = pages.get("/workers").partition('id="helped"')[2]
-    assert "1,000 samples in 3.0 hours" in html and "80 %" in html and "studio" in html
+    assert "1,000 samples in 4.0 hours" in html and "80 %" in html and "studio" in html
+    assert html.index(">owner ") < html.index("studio") < html.index(">Anna ") < html.index(">No name given ")
