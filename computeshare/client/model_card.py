@@ -71,6 +71,7 @@ def model_card(facts: Facts, usage: Usage, parameters: int, file: str) -> str:
         _ledger(job, facts.ledger),
         "## How to load it",
         usage.inputs,
+        _needs(usage, file),
         _code("python", _loading(usage, file)),
         "With access to the control plane:",
         _code("python", _from_job(job, checkpoint)),
@@ -158,6 +159,15 @@ def _ledger(job: Job, epochs: Sequence[EpochLedger]) -> str:
         f"{counts['samples']:,} samples counted, {counts['missing']:,} missing, {counts['reassigned']:,} reassigned to "
         f"another worker, {counts['duplicates_refused']:,} duplicates refused."
     )
+
+
+def _needs(usage: Usage, file: str) -> str:
+    """What the code that loads the file needs; empty where there is none, or only the recipe's author knows."""
+    if file.endswith(".onnx") or not usage.is_plain:
+        return ""
+    packages = ["torch"] + ["torchvision"] * ("import torchvision" in usage.build)
+    packages += ["safetensors"] * file.endswith(".safetensors")
+    return f"This needs {', '.join(packages[:-1])}{' and ' if packages[1:] else ''}{packages[-1]}, not ComputeShare:"
 
 
 def _loading(usage: Usage, file: str) -> str:

@@ -12,12 +12,14 @@ class Usage:
         inputs: its inputs and outputs, in sentences.
         build: Python code that builds its module as `module`; empty: there is none without the job.
         is_whole: whether a version's weights are all of the module's state.
+        is_plain: whether that code imports torch and torchvision alone.
     """
 
     pipeline: str
     inputs: str
     build: str = ""
     is_whole: bool = True
+    is_plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ def usage_of(definition: Definition, names: Sequence[str] | None, model: str, sh
         f"({mean}), divided by the standard deviation ({std}), by channel. Outputs are logits of shape (n, {classes})"
         + (f", for the classes {', '.join(names)}." if names and len(names) <= MOST_NAMES else ".")
     )
-    return Usage("image-classification", inputs, models.construction(model, shape, classes))
+    return Usage("image-classification", inputs, models.construction(model, shape, classes), is_plain=True)
 
 
 def read(definition: Definition, shape: Shape, path: Path) -> Tensor:

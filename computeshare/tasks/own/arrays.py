@@ -81,7 +81,8 @@ class ArrayClassification(Task):
             f"Inputs are float32 arrays of shape (n, {', '.join(map(str, self.shape))}): values minus {mean:g}, "
             f"divided by {std:g}. Outputs are logits of shape (n, {self.classes})."
         )
-        return Usage("tabular-classification", inputs, models.construction(self.model, self.shape, self.classes))
+        build = models.construction(self.model, self.shape, self.classes)
+        return Usage("tabular-classification", inputs, build, is_plain=True)
 
     def module(self, seed: int) -> nn.Module:
         return models.build(self.model, self.shape, self.classes, seed)

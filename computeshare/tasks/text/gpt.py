@@ -1,7 +1,7 @@
 """A GPT as nanoGPT describes it: tied embeddings, no biases, LayerNorm before each part, GELU.
 
 Source: https://github.com/karpathy/nanoGPT; Radford et al., "Language Models are Unsupervised Multitask
-Learners", 2019.
+Learners", 2019. Model cards repeat this source, so that it imports nothing but torch.
 """
 
 import math
@@ -9,23 +9,23 @@ import math
 from torch import Tensor, nn
 from torch.nn import functional
 
-from computeshare.jobspec.tasks.language_models import GptArgs
-
 INITIAL_STD = 0.02
 
 
 class Gpt(nn.Module):
     """Maps symbols (n, t) int64 to the logits (n, t, symbols) of each symbol's successor; t is the context at most."""
 
-    def __init__(self, symbols: int, args: GptArgs) -> None:
+    def __init__(
+        self, symbols: int, *, n_layer: int, n_head: int, n_embd: int, block_size: int, dropout: float = 0.0
+    ) -> None:
         """Initialised from torch's global generator."""
         super().__init__()
-        self.symbols = nn.Embedding(symbols, args.n_embd)
-        self.positions = nn.Embedding(args.block_size, args.n_embd)
-        self.dropout = nn.Dropout(args.dropout)
-        self.blocks = nn.Sequential(*(_Block(args) for _ in range(args.n_layer)))
-        self.norm = nn.LayerNorm(args.n_embd, bias=False)
-        self._initialise(args.n_layer)
+        self.symbols = nn.Embedding(symbols, n_embd)
+        self.positions = nn.Embedding(block_size, n_embd)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.Sequential(*(_Block(n_head, n_embd, dropout) for _ in range(n_layer)))
+        self.norm = nn.LayerNorm(n_embd, bias=False)
+        self._initialise(n_layer)
 
     def forward(self, symbols: Tensor) -> Tensor:
         values = self.symbols(symbols) + self.positions.weight[: symbols.shape[1]]
@@ -43,12 +43,12 @@ class Gpt(nn.Module):
 class _Block(nn.Module):
     """Attention, then a perceptron, each added to its input."""
 
-    def __init__(self, args: GptArgs) -> None:
+    def __init__(self, n_head: int, n_embd: int, dropout: float) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(args.n_embd, bias=False)
-        self.attention = _Attention(args)
-        self.perceptron_norm = nn.LayerNorm(args.n_embd, bias=False)
-        self.perceptron = _Perceptron(args)
+        self.attention_norm = nn.LayerNorm(n_embd, bias=False)
+        self.attention = _Attention(n_head, n_embd, dropout)
+        self.perceptron_norm = nn.LayerNorm(n_embd, bias=False)
+        self.perceptron = _Perceptron(n_embd, dropout)
 
     def forward(self, values: Tensor) -> Tensor:
         values = values + self.attention(self.attention_norm(values))
@@ -58,12 +58,12 @@ class _Block(nn.Module):
 class _Attention(nn.Module):
     """Causal attention of `n_head` heads, on values (n, t, width)."""
 
-    def __init__(self, args: GptArgs) -> None:
+    def __init__(self, n_head: int, n_embd: int, dropout: float) -> None:
         super().__init__()
-        self.heads = args.n_head
-        self.into = nn.Linear(args.n_embd, 3 * args.n_embd, bias=False)
-        self.out = nn.Linear(args.n_embd, args.n_embd, bias=False)
-        self.inner_dropout, self.dropout = nn.Dropout(args.dropout), nn.Dropout(args.dropout)
+        self.heads = n_head
+        self.into = nn.Linear(n_embd, 3 * n_embd, bias=False)
+        self.out = nn.Linear(n_embd, n_embd, bias=False)
+        self.inner_dropout, self.dropout = nn.Dropout(dropout), nn.Dropout(dropout)
 
     def forward(self, values: Tensor) -> Tensor:
         n, t, width = values.shape
@@ -76,11 +76,11 @@ class _Attention(nn.Module):
 class _Perceptron(nn.Module):
     """A hidden layer, four times as wide."""
 
-    def __init__(self, args: GptArgs) -> None:
+    def __init__(self, n_embd: int, dropout: float) -> None:
         super().__init__()
-        self.into = nn.Linear(args.n_embd, 4 * args.n_embd, bias=False)
-        self.out = nn.Linear(4 * args.n_embd, args.n_embd, bias=False)
-        self.dropout = nn.Dropout(args.dropout)
+        self.into = nn.Linear(n_embd, 4 * n_embd, bias=False)
+        self.out = nn.Linear(4 * n_embd, n_embd, bias=False)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, values: Tensor) -> Tensor:
         return self.dropout(self.out(functional.gelu(self.into(values))))  # type: ignore[no-any-return]

@@ -16,6 +16,7 @@ from computeshare.jobspec.tasks.language_models import GptArgs
 from computeshare.tasks import modules
 from computeshare.tasks.base import Batch, Better, SplitName, Task
 from computeshare.tasks.own.files import OwnData
+from computeshare.tasks.source import source_of
 from computeshare.tasks.text import texts
 from computeshare.tasks.text.generation import continuation
 from computeshare.tasks.text.gpt import Gpt
@@ -70,8 +71,10 @@ class LanguageModel(Task):
             "text-generation",
             f"Symbols (n, t) int64, t at most {self.args.block_size}, to the logits (n, t, {self.symbols}) of each "
             f"symbol's successor. {self._tokens}.",
-            f"from {GptArgs.__module__} import GptArgs\nfrom {Gpt.__module__} import Gpt\n\n"
-            f"module = Gpt({self.symbols}, {self.args!r})",
+            f"{source_of(Gpt)}\n\n\nmodule = Gpt({self.symbols}, "
+            + ", ".join(f"{name}={value}" for name, value in self.args.model_dump().items())
+            + ")",
+            is_plain=True,
         )
 
     @property
@@ -88,7 +91,7 @@ class LanguageModel(Task):
 
     def module(self, seed: int) -> nn.Module:
         with modules.drawn_from(seed):
-            return Gpt(self.symbols, self.args)
+            return Gpt(self.symbols, **self.args.model_dump())
 
     def prepare(self, data_dir: Path) -> None:
         if not self.own:

@@ -10,7 +10,7 @@ from computeshare.tasks.usage import Usage
 from tests.support.http_answers import job
 from tests.support.recipe_jobs import RECIPE, recipe_spec
 
-USAGE = Usage("image-classification", "Inputs are images.", "module = build()")
+USAGE = Usage("image-classification", "Inputs are images.", "module = build()", is_plain=True)
 EPOCH: EpochLedger = {
     "epoch": 0, "samples": 1437, "counted": 1437, "missing": 0, "reassigned": 32, "duplicates_refused": 2,
 }  # fmt: skip
@@ -105,7 +105,12 @@ def test_each_format_is_loaded_in_its_own_way() -> None:
     assert 'module.load_state_dict(load_file("m.safetensors"))' in card()
     assert 'module.load_state_dict(torch.load("m.pt", weights_only=True))' in card(file="m.pt")
     assert 'onnxruntime.InferenceSession("m.onnx")' in card(file="m.onnx")
+    assert "This needs torch and safetensors, not ComputeShare:\n" in card()
+    assert "This needs torch, not ComputeShare:\n" in card(file="m.pt") and "This needs" not in card(file="m.onnx")
+    vision = Usage("image-classification", "", "import torchvision\n\nmodule = build()", is_plain=True)
+    assert "This needs torch, torchvision and safetensors, not ComputeShare:\n" in card(vision)
     without = card(Usage("other", ""))
+    assert "This needs" not in without
     assert "load_file" not in without and '.jobs.get("ab12cd34").module(25)' in without
 
 

@@ -16,7 +16,7 @@ from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import Seat
 from computeshare.settings import Settings
 from computeshare.tasks import trained
-from computeshare.tasks.images import models
+from computeshare.tasks.images import models, small_models
 from computeshare.tasks.modules import frozen_digest
 from computeshare.tasks.registry import task_of
 from computeshare.worker.seat.seat import SeatSession
@@ -30,7 +30,7 @@ class Machine:
     error = 0.0
 
     def mlp(self, shape: models.Shape, classes: int) -> nn.Module:
-        module = models.mlp(shape, classes)
+        module = small_models.mlp(shape, classes)
         layer = module.get_submodule("fc1").requires_grad_(False)
         layer.get_parameter("bias").add_(self.error)
         return module

@@ -7,7 +7,8 @@ from torch import nn
 
 from computeshare.errors import ShapeError, SpecError
 from computeshare.jobspec.spec import JobSpec
-from computeshare.tasks.images.models import ResidualBlock, build, construction
+from computeshare.tasks.images.models import OWN, build, construction
+from computeshare.tasks.images.small_models import ResidualBlock
 from computeshare.tasks.modules import layout_of, load_weights, weights_of
 from computeshare.tasks.registry import task_of
 
@@ -134,9 +135,25 @@ def test_other_floating_types_are_refused(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("lenet5", MNIST), ("squeezenet1_1", (3, 32, 32)), ("squeezenet1_1", (1, 32, 32))]
+    ("name", "shape"),
+    [
+        *((name, MNIST) for name in OWN),
+        ("squeezenet1_1", (3, 32, 32)),
+        ("squeezenet1_1", (1, 32, 32)),
+        ("googlenet", (3, 64, 64)),
+        ("vit_b_32", (1, 40, 60)),
+    ],
+    ids=str,
 )
-def test_the_code_that_is_told_to_users_builds_the_same_module(name: str, shape: tuple[int, int, int]) -> None:
+def test_the_code_that_is_told_to_users_builds_the_same_module_by_torch_alone(
+    name: str, shape: tuple[int, int, int]
+) -> None:
+    code = construction(name, shape, 7)
+    assert "computeshare" not in code
     made: dict[str, nn.Module] = {}
-    exec(construction(name, shape, 7), made)
-    assert layout_of(made["module"]) == layout_of(build(name, shape, 7, 0))
+    exec(code, made)
+    module, ours, images = made["module"].eval(), build(name, shape, 7, 0).eval(), torch.rand(2, *shape)
+    assert layout_of(module) == layout_of(ours)
+    module.load_state_dict(ours.state_dict())
+    with torch.inference_mode():
+        assert torch.equal(module(images), ours(images))

@@ -18,7 +18,7 @@ SYMBOLS = 11
 @pytest.fixture
 def model() -> Gpt:
     torch.manual_seed(0)
-    return Gpt(SYMBOLS, ARGS).eval()
+    return Gpt(SYMBOLS, **ARGS.model_dump()).eval()
 
 
 def attended(values: Tensor, into: Tensor, out: Tensor, heads: int) -> Tensor:
@@ -74,7 +74,7 @@ def test_it_has_as_many_parameters_as_its_arguments_say(model: Gpt) -> None:
 
 def test_it_begins_as_a_guess_with_small_values() -> None:
     torch.manual_seed(0)
-    model = Gpt(65, GptArgs(n_layer=8, n_head=4, n_embd=64, block_size=16))
+    model = Gpt(65, n_layer=8, n_head=4, n_embd=64, block_size=16)
     deviations = {name: parameter.std().item() for name, parameter in model.named_parameters() if parameter.ndim == 2}
     for name, deviation in deviations.items():
         assert deviation == pytest.approx(0.005 if name.endswith("out.weight") else 0.02, rel=0.1), name
@@ -85,7 +85,7 @@ def test_it_begins_as_a_guess_with_small_values() -> None:
 
 
 def test_dropout_is_drawn_in_training_alone() -> None:
-    model = Gpt(SYMBOLS, ARGS.model_copy(update={"dropout": 0.5}))
+    model = Gpt(SYMBOLS, **ARGS.model_dump() | {"dropout": 0.5})
     symbols = torch.tensor([[1, 2, 3]])
     assert not torch.equal(model(symbols), model(symbols))
     model.eval()
