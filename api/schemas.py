@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, create_model, model_validator
 
+from api.tables import ReasonCode
 from computeshare.jobspec.documents.fields import editable
 from computeshare.jobspec.spec import QUEUE_PATTERN
 from computeshare.jobspec.tasks.facts import Metric
@@ -117,6 +118,11 @@ class JobPublic(_Answer):
     spec: dict[str, Any] = Field(description="the JobSpec with its defaults filled in")
     status: JobStatus
     reason: str | None = Field(description="why the job is not running, and what to do")
+    reason_code: ReasonCode | None = Field(
+        description="the same for programs, of a job that wants workers: such as `workers` if too few serve its queue, "
+        "`busy` if other jobs have them; null: it advances, or does not want any"
+    )
+    missing_workers: int = Field(description="how many more workers the job needs on its queue; 0: enough are there")
     error: str | None = Field(description="why the job failed")
     version: int = Field(description="newest published version; 0 before the end of the first round")
     rounds_total: int

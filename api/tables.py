@@ -4,7 +4,7 @@ Rows about a version are keyed by (job, token): a job restored from a checkpoint
 incarnation, and the rows of the abandoned branch are marked `voided`, never deleted.
 """
 
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from sqlalchemy import JSON, BigInteger, Column, Index, LargeBinary, Table, UniqueConstraint, text
 from sqlmodel import Field, SQLModel
@@ -15,6 +15,21 @@ from computeshare.types import JobStatus
 Millis = BigInteger
 ACTIVE: tuple[JobStatus, ...] = ("queued", "running")
 """The statuses in which a job wants workers."""
+ReasonCode = Literal[
+    "looking",  # for workers, since a moment ago
+    "workers",  # too few serve the queue
+    "busy",  # other jobs have them
+    "worker",  # a single one cannot take part
+    "reducer",
+    "opening",
+    "loading",
+    "broker",
+    "memory",
+    "evaluator",
+    "scoring",
+    "finishing",
+]
+"""Why a job does not advance."""
 
 
 def table(model: type[SQLModel]) -> Table:
@@ -64,6 +79,10 @@ class Job(_Traffic, table=True):
     queue: str = Field(index=True)
     status: str = Field(index=True)
     reason: str | None = None
+    reason_code: str | None = None
+    """A `ReasonCode`; it is that of `reason` while the job wants workers and has one."""
+    missing_workers: int = Field(default=0, sa_column_kwargs={"server_default": "0"})
+    """How many more workers a job of the code `workers` needs."""
     error: str | None = None
     spec: dict[str, Any] = Field(sa_column=Column(JSON, nullable=False))
     rounds_total: int

@@ -407,7 +407,7 @@ def _edit(session: Session, job: Job, field: str, value: Any) -> bool:
 def _requeue(job: Job) -> None:
     """Make a paused or failed job queued again."""
     job.stopped_ms += _stopped_ms(job, now_ms())
-    job.status, job.reason, job.error = "queued", _looking(job.queue), None
+    job.status, job.reason, job.reason_code, job.error = "queued", _looking(job.queue), "looking", None
     job.paused_ms = job.finished_ms = job.purged_ms = job.pause_after = job.resume_ms = None
 
 
@@ -450,6 +450,7 @@ def _new_job(spec: JobSpec, document: dict[str, Any]) -> Job:
         queue=spec.queue,
         status="queued",
         reason=_looking(spec.queue),
+        reason_code="looking",
         spec=document,
         rounds_total=spec.rounds_total,
         created_ms=now,
@@ -484,6 +485,8 @@ def _public(row: Any) -> JobPublic:
     if job.best_version == job.scored_version:
         values["tested_last"] = None
     values["samples_per_s"] = job.samples_per_s if job.status == "running" else 0.0
+    if job.status not in ACTIVE or job.reason is None:
+        values |= {"reason_code": None, "missing_workers": 0}
     return JobPublic(
         **values,
         title=job.title,

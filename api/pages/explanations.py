@@ -94,12 +94,6 @@ _AGAIN = (
 )
 
 
-def lacking(reason: str | None) -> int:
-    """How many workers a waiting job still needs, by its reason; 0: none, or the reason is another one."""
-    found = re.match(r"Needs (\d+) workers? on .*?, (\d+) (?:is|are) online", reason or "")
-    return max(1, int(found[1]) - int(found[2])) if found else 0
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
     """A step that a job takes before its first version."""
@@ -111,8 +105,8 @@ class Step:
 def first_steps(job: JobPublic, trouble: str | None = None) -> list[Step]:
     """What happens before a job's first version, with what has happened already; `trouble`: of the control plane."""
     fewest, joined = job.spec["workers"]["min"], job.workers > 0
-    waits = (job.reason or "").startswith(("Needs ", "Waiting", "Looking for workers"))
-    there = fewest if not waits else max(0, fewest - (lacking(job.reason) or fewest))
+    waits = job.reason_code in ("looking", "workers", "busy")
+    there = fewest if not waits else max(0, fewest - (job.missing_workers or fewest))
     data = job.spec.get("dataset") or "the recipe's data"
     broker = Step("trouble", f"Broker: {trouble}") if trouble else Step("done", "Broker answers")
     workers = Step("now" if waits else "done", f"Workers: {max(there, job.workers)} of {fewest} that the job waits for")

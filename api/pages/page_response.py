@@ -95,7 +95,6 @@ def _environment() -> Environment:
     for words in (
         explanations.advice,
         explanations.groups_of,
-        explanations.lacking,
         explanations.may_help_to_retry,
         explanations.runs,
         explanations.why,

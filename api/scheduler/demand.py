@@ -35,9 +35,8 @@ class Stored:
     def read(cls, engine: Engine, now: int) -> Self:
         """Read the current state; `now` in milliseconds."""
         with engine.connect() as connection:
-            about = [
-                JOB.c[name] for name in ("id", "queue", "status", "reason", "version", "rounds_total", "started_ms")
-            ]
+            names = ("id", "queue", "status", "reason", "reason_code", "missing_workers", "version", "rounds_total")
+            about = [JOB.c[name] for name in (*names, "started_ms")]
             spec = type_coerce(JOB.c.spec, StoredSpec).label("spec")
             wanting = select(*about, spec).where(JOB.c.status.in_(ACTIVE))
             jobs = connection.execute(wanting.order_by(JOB.c.created_ms, JOB.c.id)).all()

@@ -27,7 +27,7 @@ from api.publication.publication import Published, Publisher, broker_states
 from api.scheduler.demand import Stored, demands_of, is_finished
 from api.scheduler.eligibility import Excluded, excluded
 from api.scheduler.machines import DISMISSED, Roll, admitted_machines, confined
-from api.scheduler.reasons import STARTING_MS, Situation, reason
+from api.scheduler.reasons import STARTING_MS, Reason, Situation, reason
 from api.scheduler.scores.seat_evaluators import SeatEvaluators
 from api.scheduler.scores.seat_plan import WAIT_MS, Waiting, plan, unscored, waiting_of
 from api.scheduler.seat_planner import (
@@ -134,7 +134,7 @@ class Dispatcher:
         if told:
             with self._database.writing() as connection:
                 for job_id, why in told:
-                    _touch(connection, job_id, {"reason": why}, ACTIVE)
+                    _touch(connection, job_id, _told(None) | {"reason": why}, ACTIVE)
         return replace(stored, jobs=[job for job in stored.jobs if job not in unreadable]) if unreadable else stored
 
     def _align(self, redis: Redis, stored: Stored, jobs: Mapping[str, Published]) -> None:
@@ -252,7 +252,7 @@ class Dispatcher:
         self,
         stored: Stored,
         published: Mapping[str, Published],
-        missing: Mapping[str, str | None],
+        missing: Mapping[str, Reason | None],
         out: Excluded,
         now: int,
         own: Sequence[Available],
@@ -321,17 +321,17 @@ class Dispatcher:
     ) -> bool:
         """Store the decisions and the changed reasons; False if there were none."""
         reasons = [
-            (job.id, text)
+            (job.id, told)
             for job in stored.jobs
-            if (text := reason(situations[job.id], refused.get(job.id))) != job.reason
+            if (told := reason(situations[job.id], refused.get(job.id))) != _stored_reason(job)
         ]
         if not actions and not reasons:
             return False
         with self._database.writing() as connection:
             for action in actions:
                 place(connection, action, now)
-            for job_id, text in reasons:
-                _touch(connection, job_id, {"reason": text}, ACTIVE)
+            for job_id, told in reasons:
+                _touch(connection, job_id, _told(told), ACTIVE)
         return True
 
     def _order(self, redis: Redis, there: Collection[str], off: Mapping[str, str]) -> None:
@@ -409,6 +409,17 @@ class Dispatcher:
         with contextlib.suppress(ValidationError, OSError):  # an older release's job; a disk that fails
             if saved and Retention(artifacts, spec_of(job.spec)).prune(saved[-1]):
                 reconcile(self._database, self._artifacts_dir, job.id)
+
+
+def _told(why: Reason | None) -> dict[str, Any]:
+    """A job's columns that tell why it does not advance."""
+    if why is None:
+        return {"reason": None, "reason_code": None, "missing_workers": 0}
+    return {"reason": why.text, "reason_code": why.code, "missing_workers": why.missing_workers}
+
+
+def _stored_reason(job: Any) -> Reason | None:
+    return None if job.reason is None else Reason(job.reason_code, job.reason, job.missing_workers)
 
 
 def _touch(

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from api.tables import ReasonCode
+
 STARTING_MS = 20_000
 """How long reducers may take to notice a job, and evaluators to start, before the page says so."""
 NO_EVALUATOR = "no evaluator is running"
@@ -11,10 +13,19 @@ START_RECIPE_EVALUATOR = "start computeshare-evaluator or a worker of your own, 
 
 
 @dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a job is not advancing: for programs, and in words; `missing_workers` more workers would help."""
+
+    code: ReasonCode
+    text: str
+    missing_workers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Situation:
     """The facts about a job that has not ended from which its reason follows."""
 
-    shortage: str | None
+    shortage: Reason | None
     """Why the job has too few seats, if so."""
     finished: bool
     """All rounds are done."""
@@ -38,8 +49,8 @@ class Situation:
     """Why the last attempt to score a version failed, if so."""
 
 
-def reason(situation: Situation, refused: str | None = None) -> str | None:
-    """The reason to show, or None for a job that advances.
+def reason(situation: Situation, refused: str | None = None) -> Reason | None:
+    """Why a job does not advance; None if it does.
 
     Args:
         refused: the broker's error when it refused a write for this job.
@@ -48,25 +59,38 @@ def reason(situation: Situation, refused: str | None = None) -> str | None:
     absent, start = (
         (NO_RECIPE_EVALUATOR, START_RECIPE_EVALUATOR) if situation.is_recipe else (NO_EVALUATOR, START_EVALUATOR)
     )
-    causes = (
-        (refused, f"The broker refuses to store data: {refused}"),
-        (situation.no_room, situation.no_room),
+    if refused:
+        return Reason("broker", f"The broker refuses to store data: {refused}")
+    if situation.no_room:
+        return Reason("memory", situation.no_room)
+    if situation.finished:
+        return _last_version(situation, f"All rounds are done, but {absent} to score the last version: {start}")
+    if unattended:
+        return Reason("reducer", "No reducer is running: start computeshare-reducer, or use computeshare up")
+    if situation.shortage:
+        return situation.shortage
+    causes: tuple[tuple[object, ReasonCode, str], ...] = (
+        (situation.trouble, "worker", situation.trouble or ""),
+        (not situation.opened, "opening", "A reducer is preparing the first weights"),
+        (not situation.working, "loading", "Workers are loading the model and the data"),
+        (not situation.evaluator, "evaluator", f"Training continues, but {absent} to score versions: {start}"),
         (
-            situation.finished and not situation.evaluator,
-            f"All rounds are done, but {absent} to score the last version: {start}",
+            situation.unscored,
+            "scoring",
+            f"Training continues, but a version cannot be scored: {situation.unscored}",
         ),
-        (
-            situation.finished and situation.unscored,
+    )
+    return next((Reason(code, text) for applies, code, text in causes if applies), None)
+
+
+def _last_version(situation: Situation, unattended: str) -> Reason:
+    """What a job waits for whose rounds are all done."""
+    if not situation.evaluator:
+        return Reason("evaluator", unattended)
+    if situation.unscored:
+        return Reason(
+            "scoring",
             f"All rounds are done, but a version cannot be scored: {situation.unscored}. It is tried again every "
             "minute; cancel the job to end it unscored",
-        ),
-        (situation.finished, "All rounds are done: saving and scoring the last version"),
-        (unattended, "No reducer is running: start computeshare-reducer, or use computeshare up"),
-        (situation.shortage, situation.shortage),
-        (situation.trouble, situation.trouble),
-        (not situation.opened, "A reducer is preparing the first weights"),
-        (not situation.working, "Workers are loading the model and the data"),
-        (not situation.evaluator, f"Training continues, but {absent} to score versions: {start}"),
-        (situation.unscored, f"Training continues, but a version cannot be scored: {situation.unscored}"),
-    )
-    return next((text for applies, text in causes if applies), None)
+        )
+    return Reason("finishing", "All rounds are done: saving and scoring the last version")

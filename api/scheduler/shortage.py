@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from api.scheduler.eligibility import SHOWN, Excluded, shown
+from api.scheduler.reasons import Reason
 from api.scheduler.seat_planner import Available, Demand, HeldSeat, Pair
 
 Kind = tuple[str, str, int, int, bool, bool]
@@ -15,7 +16,7 @@ def shortages(
     held: Sequence[HeldSeat],
     out: Excluded,
     due: Mapping[str, int],
-) -> dict[str, str | None]:
+) -> dict[str, Reason | None]:
     """Why each job has too few seats (see `shortage`), by job.
 
     Jobs of one queue, minimum, priority and requirement share one reason, computed once, unless a job holds a seat or a
@@ -25,7 +26,7 @@ def shortages(
         due: each job's share of workers.
     """
     special = {seat.job_id for seat in held} | {job_id for job_id, _ in out.reasons.keys() - out.lacking.keys()}
-    known: dict[Kind, str | None] = {}
+    known: dict[Kind, Reason | None] = {}
     found = {}
     for demand in demands:
         share = due[demand.job_id]
@@ -55,7 +56,7 @@ def shortage(
     others: Sequence[Demand] = (),
     share: int = 0,
     unmet: str = "",
-) -> str | None:
+) -> Reason | None:
     """Why a job has too few seats, and what would help; None if it has enough, or soon will.
 
     Args:
@@ -77,12 +78,12 @@ def shortage(
     if missing <= 0:
         return None
     if share >= demand.minimum and any(worker in busy for worker in able):
-        return f"Waiting for {_workers(missing)} on queue {queue}, which other jobs will release"
+        return Reason("busy", f"Waiting for {_workers(missing)} on queue {queue}, which other jobs will release")
     higher = {other.job_id for other in others if other.priority > demand.priority}
     above = sum(busy.get(worker) in higher for worker in able)
     if above >= missing:
         serve = "serves a job" if above == 1 else "serve jobs"
-        return f"Waiting: {_workers(above)} on queue {queue} {serve} of higher priority"
+        return Reason("busy", f"Waiting: {_workers(above)} on queue {queue} {serve} of higher priority")
     online = f"{_are(len(serving))} online"
     if taken := sum(worker in busy for worker in willing):
         online += f", {taken} busy with other jobs"
@@ -93,7 +94,8 @@ def shortage(
         left_out = [unmet]
     having = f" with {demand.requires}" if demand.requires else ""
     needs = f"Needs {_workers(demand.minimum)} on queue {queue}{having}, {online}"
-    return "; ".join([needs, *off[:SHOWN], *shown(left_out)])
+    text = "; ".join([needs, *off[:SHOWN], *shown(left_out)])
+    return Reason("workers", text, max(1, demand.minimum - len(serving)))
 
 
 def _workers(count: int) -> str:

@@ -70,6 +70,8 @@ class Job(TypedDict):
     spec: dict[str, Any]
     status: JobStatus
     reason: str | None
+    reason_code: NotRequired[str | None]
+    missing_workers: NotRequired[int]
     error: str | None
     version: int
     rounds_total: int

@@ -192,10 +192,22 @@ def test_a_missing_job_gets_a_readable_page(pages: Pages) -> None:
 
 def test_a_new_job_says_how_to_give_it_a_worker(pages: Pages) -> None:
     job_id = pages.create(queue="lab")
-    pages.change(job_id, reason="Needs 1 worker on queue lab, 0 are online")
+    pages.change(job_id, reason="Needs 1 worker on queue lab, 0 are online", reason_code="workers", missing_workers=1)
     html = pages.get(f"/jobs/{job_id}")
     assert "Needs 1 worker on queue lab, 0 are online" in html
     assert "computeshare-worker --queue lab" in html
+
+
+@pytest.mark.parametrize(
+    ("error", "primary"), [("no space left on device", "retry"), ("Diverged at version 3", "clone")]
+)
+def test_a_failed_job_offers_first_what_helps_and_the_rest_in_its_menu(pages: Pages, error: str, primary: str) -> None:
+    job_id = pages.create("failed")
+    pages.change(job_id, error=error)
+    actions, menu = pages.get(f"/jobs/{job_id}/parts").partition('<div id="state"')[0].split('id="menu-actions"')
+    rest = ({"retry", "clone"} - {primary}).pop()
+    assert f'id="{primary}"' in actions and f'id="{rest}"' not in actions
+    assert f'id="{rest}"' in menu and f'id="{primary}"' not in menu
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from api.jobs.submissions import Spent
 from api.pages.comparison import differing
-from api.pages.explanations import advice, lacking, may_help_to_retry, pace, why
+from api.pages.explanations import advice, may_help_to_retry, pace, why
 from api.schemas import SecondsPublic, SubmissionPublic
 from computeshare.jobspec.spec import JobSpec
 from computeshare.strategies.registry import DEFAULT, parse_strategy
@@ -113,20 +113,6 @@ def test_no_checkpoint_is_spoken_of_where_there_is_none() -> None:
 )
 def test_a_retry_is_offered_where_it_may_help(error: str, helps: bool) -> None:
     assert may_help_to_retry(error) is helps
-
-
-@pytest.mark.parametrize(
-    ("reason", "workers"),
-    [
-        ("Needs 1 worker on queue lab, 0 are online", 1),
-        ("Needs 3 workers on queue lab, 1 is online; 1 is drained", 2),
-        ("Needs 3 workers on queue lab with memory=8GB, 3 are online, 2 busy with other jobs", 1),
-        ("Waiting for 1 worker on queue lab, which other jobs will release", 0),
-        (None, 0),
-    ],
-)
-def test_a_waiting_job_says_how_many_workers_are_missing(reason: str | None, workers: int) -> None:
-    assert lacking(reason) == workers
 
 
 def spent(worker: str = "w1", units: int = 10, **seconds: float) -> Spent:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.scheduler.fair_share import Want, shares
+from api.scheduler.reasons import Reason
 from api.scheduler.seat_planner import (
     LONGEST_LEAVE_MS,
     REBALANCE_MS,
@@ -292,15 +293,15 @@ def test_the_reason_says_who_is_served_first_and_who_is_drained() -> None:
     workers = [Available(f"w{n}", ("mnist",)) for n in (1, 2, 3)]
     held = [serving(w.id, "high", n) for n, w in enumerate(workers, 1)]
     text = "Waiting: 3 workers on queue mnist serve jobs of higher priority"
-    assert shortage(low, workers, held, others=[low, high]) == text
-    assert shortage(low, workers[:1], held[:1], others=[low, high]) == (
-        "Waiting: 1 worker on queue mnist serves a job of higher priority"
+    assert shortage(low, workers, held, others=[low, high]) == Reason("busy", text)
+    assert shortage(low, workers[:1], held[:1], others=[low, high]) == Reason(
+        "busy", "Waiting: 1 worker on queue mnist serves a job of higher priority"
     )
-    assert shortage(low, workers, held, others=[low, high], share=1) == (
-        "Waiting for 1 worker on queue mnist, which other jobs will release"
+    assert shortage(low, workers, held, others=[low, high], share=1) == Reason(
+        "busy", "Waiting for 1 worker on queue mnist, which other jobs will release"
     )
     off = [replace(workers[0], off="drained")]
-    assert shortage(low, off, []) == "Needs 1 worker on queue mnist, 1 is online; 1 is drained"
+    assert shortage(low, off, []) == Reason("workers", "Needs 1 worker on queue mnist, 1 is online; 1 is drained", 1)
 
 
 def test_a_worker_that_hangs_when_it_is_to_leave_is_stopped_so_that_the_other_job_gets_it() -> None:

@@ -134,8 +134,8 @@ def test_a_job_that_nobody_can_serve_says_what_it_requires_and_what_is_missing(p
     share = fair_shares(plant.demands, plant.there, [], (), plant.out)
     told = shortages(plant.demands, plant.there, [], out, {job: its.due for job, its in share.items()})
     for job in nobody:
-        text = told[job]
-        assert text is not None and plant.requires[job].told in text and text.endswith(unmet[job])
+        reason = told[job]
+        assert reason and plant.requires[job].told in reason.text and reason.text.endswith(unmet[job])
     for one in plant.demands:
         fitting = sum((one.job_id, worker.id) not in plant.out for worker in plant.there)
         assert (told[one.job_id] is None) == (fitting >= one.minimum)

@@ -1,11 +1,12 @@
 """Why a job is not advancing."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from api.scheduler.eligibility import shown
-from api.scheduler.reasons import STARTING_MS, Situation, reason
+from api.scheduler.reasons import STARTING_MS, Reason, Situation, reason
 
 FINE = Situation(None, finished=False, opened=True, reducer=True, working=True, waited_ms=STARTING_MS + 1)
 
@@ -17,7 +18,7 @@ def test_a_job_that_advances_has_no_reason() -> None:
 @pytest.mark.parametrize(
     ("situation", "says"),
     [
-        (replace(FINE, shortage="Needs 1 worker on queue mnist, 0 are online"), "Needs 1 worker on queue mnist"),
+        (replace(FINE, shortage=Reason("workers", "Needs 1 worker on queue mnist")), "Needs 1 worker on queue mnist"),
         (replace(FINE, reducer=False), "computeshare-reducer"),
         (replace(FINE, opened=False), "preparing the first weights"),
         (replace(FINE, working=False), "loading"),
@@ -33,18 +34,40 @@ def test_a_job_that_advances_has_no_reason() -> None:
     ],
 )
 def test_what_is_missing_is_said(situation: Situation, says: str) -> None:
-    assert says in str(reason(situation))
+    found = reason(situation)
+    assert found and says in found.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"no_room": "the broker is full"}, "memory"),
+        ({"finished": True}, "finishing"),
+        ({"finished": True, "evaluator": False}, "evaluator"),
+        ({"finished": True, "unscored": "no memory"}, "scoring"),
+        ({"reducer": False, "shortage": Reason("busy", "")}, "reducer"),
+        ({"shortage": Reason("busy", ""), "opened": False}, "busy"),
+        ({"trouble": "mac cannot start", "opened": False}, "worker"),
+        ({"opened": False, "working": False}, "opening"),
+        ({"working": False, "evaluator": False}, "loading"),
+        ({"evaluator": False, "unscored": "no memory"}, "evaluator"),
+        ({"unscored": "no memory"}, "scoring"),
+    ],
+    ids=str,
+)
+def test_programs_read_a_code_of_what_is_told_first(changes: dict[str, Any], code: str) -> None:
+    found = reason(replace(FINE, **changes))
+    assert found and found.code == code
 
 
 def test_reducers_are_given_a_moment_before_they_are_missed() -> None:
     young = replace(FINE, reducer=False, opened=False, waited_ms=STARTING_MS - 1)
-    assert reason(young) == "A reducer is preparing the first weights"
+    assert reason(young) == Reason("opening", "A reducer is preparing the first weights")
 
 
 def test_what_the_broker_refuses_comes_first() -> None:
-    assert reason(replace(FINE, finished=True), "OOM command not allowed") == (
-        "The broker refuses to store data: OOM command not allowed"
-    )
+    told = "The broker refuses to store data: OOM command not allowed"
+    assert reason(replace(FINE, finished=True), "OOM command not allowed") == Reason("broker", told)
 
 
 def test_workers_with_the_same_trouble_share_a_text() -> None:

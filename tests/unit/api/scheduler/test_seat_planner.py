@@ -1,5 +1,6 @@
 """Which worker gets which seat."""
 
+from api.scheduler.reasons import Reason
 from api.scheduler.seat_planner import LEAVE_MS, STUCK_MS, Available, Close, Demand, HeldSeat, Issue, Past, decide_seats
 from api.scheduler.shortage import shortage
 
@@ -119,18 +120,19 @@ def test_worker_whose_seat_has_just_failed_waits() -> None:
 
 
 def test_shortage_says_what_is_needed_and_what_there_is() -> None:
-    assert shortage(demand(), [], []) == "Needs 1 worker on queue q, 0 are online"
-    assert shortage(demand(minimum=2), [worker("w1")], []) == "Needs 2 workers on queue q, 1 is online"
+    assert shortage(demand(), [], []) == Reason("workers", "Needs 1 worker on queue q, 0 are online", 1)
+    few = Reason("workers", "Needs 3 workers on queue q, 1 is online", 2)
+    assert shortage(demand(minimum=3), [worker("w1")], []) == few
     busy = [held("w1", job="other")]
-    assert shortage(demand(), [worker("w1")], busy) == (
-        "Needs 1 worker on queue q, 1 is online, 1 busy with other jobs"
-    )
+    told = "Needs 1 worker on queue q, 1 is online, 1 busy with other jobs"
+    assert shortage(demand(), [worker("w1")], busy) == Reason("workers", told, 1)
 
 
 def test_a_job_that_lost_workers_says_how_many_it_waits_for() -> None:
     both = [held("w1"), held("w2")]
     running = demand(minimum=3, started=True)
-    assert shortage(running, [worker("w1"), worker("w2")], both) == "Needs 3 workers on queue q, 2 are online"
+    told = Reason("workers", "Needs 3 workers on queue q, 2 are online", 1)
+    assert shortage(running, [worker("w1"), worker("w2")], both) == told
     assert shortage(running, [worker("w1"), worker("w2"), worker("w3")], both) is None  # it gets its seat
 
 
@@ -156,7 +158,6 @@ def test_a_seat_that_a_resting_worker_has_not_begun_is_taken_back() -> None:
 def test_a_shortage_counts_those_that_rest_by_their_reasons() -> None:
     workers = [worker("w1"), worker("w2", resting="on battery until 50 %"), worker("w3", resting="its machine sleeps")]
     workers.append(worker("w4", resting="on battery until 50 %"))
-    assert shortage(demand(minimum=2), workers, []) == (
-        "Needs 2 workers on queue q, 4 are online; 2 resting: on battery until 50 %; 1 resting: its machine sleeps"
-    )
+    told = "Needs 2 workers on queue q, 4 are online; 2 resting: on battery until 50 %; 1 resting: its machine sleeps"
+    assert shortage(demand(minimum=2), workers, []) == Reason("workers", told, 1)
     assert shortage(demand(minimum=1), workers, []) is None
