@@ -28,7 +28,7 @@ class Int4:
     residual: ClassVar[bool] = False
     differences: ClassVar[bool] = True
     bytes_per_value: ClassVar[int] = 1
-    auto_down: ClassVar[Sequence[str]] = ("int4",)
+    auto_down: ClassVar[Sequence[str]] = ("int4", "lowrank8")
 
     def fitted(self, pieces: Sequence[Piece]) -> Self:
         return self

@@ -19,13 +19,13 @@ _ALL: Sequence[Codec] = (
     Halves("bfloat16"),
     Int8(),
     Int4(),
-    LowRank(8),
-    LowRank(4, auto_down=("int8", "lowrank4")),
-    TopK(),
+    LowRank(8, auto_down=("int8", "int4", "lowrank8")),
+    LowRank(4, auto_down=("lowrank4",)),
     LowRank(2, auto_down=("lowrank2",)),
-    LowRank(1),
+    TopK(),
+    LowRank(1, auto_down=("lowrank1",)),
 )
-"""From the most precise to the shortest. A new codec is added here, and nowhere else."""
+"""From the least lossy to the lossiest, as measured. A new codec is added here, and nowhere else."""
 CODECS: Mapping[str, Codec] = {codec.name: codec for codec in _ALL}
 PAIRS: Sequence[tuple[str, str]] = tuple((codec.name, down) for codec in _ALL for down in codec.auto_down)
 """The codecs up and down that `codec: auto` chooses from: from the least lossy pair to the shortest."""

@@ -39,7 +39,7 @@ class TopK:
     residual: ClassVar[bool] = True
     differences: ClassVar[bool] = True
     bytes_per_value: ClassVar[int] = 1
-    auto_down: ClassVar[Sequence[str]] = ("int8", "topk")
+    auto_down: ClassVar[Sequence[str]] = ("topk",)
 
     def fitted(self, pieces: Sequence[Piece]) -> Self:
         return self

@@ -16,10 +16,18 @@ SENDING = 0.1
 """Largest share of a worker's time that sending, receiving, encoding and decoding should take."""
 PLANNED = SENDING / 2
 """The share aimed for: measurements of a second or two vary, and workers also wait for the slowest worker."""
+SLACK = 0.01
+"""Where no choice takes the planned share: how much longer than with the shortest messages a round may take with less
+lossy ones, as a share of its time.
+"""
 HIDDEN = 0.5
 """The share of the computing that communication may take with a delay without being waited for: both vary."""
 IDLE = 0.005
 """Largest share of time that replicas may idle in an epoch's short last round, if more inner steps can lower it."""
+FREE_STEPS = 50
+"""Inner steps that cost next to no accuracy, as measured: up to so many, a less lossy pair is worth more steps; beyond,
+fewer steps are worth a lossier pair.
+"""
 MOST_STEPS = 500
 """Most inner steps to choose: with more, replicas drift apart."""
 
@@ -42,6 +50,8 @@ class Choice:
         size = self.slowest.messages[self.codec.up].size / 1e6
         steps = f" and {self.inner_steps} inner steps" if self.inner_steps else ""
         verdict = "" if self.sending <= SENDING else "; no other choice takes less"
+        if CODECS[self.codec.up].residual:
+            verdict += f". With {self.codec.up} up, the weights depend on which workers take part"
         return (
             f"{self.codec.up} up and {self.codec.down} down{steps}: an update is {size:.3g} MB; the slowest worker "
             f"sends {up:.3g} Mbit/s and takes {compute_ms:.3g} ms for a micro-batch, so sending, encoding and "
@@ -51,17 +61,20 @@ class Choice:
 
 def choose_codecs(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Choice:
     """Choose the first pair of codecs whose communication takes at most the planned share of every worker's time; if
-    there is none, the choice with the smallest share.
+    there is none, the first with which a round takes hardly longer than with the pair that takes least (`SLACK`).
 
-    If the strategy's inner steps may grow, the job's own are the minimum. If no pair suffices with them, the steps
-    grow: first with the last pair without error feedback, then with the pairs with it, whose results depend on which
-    workers take part.
+    If the strategy's inner steps may grow, the job's own are the minimum. If no pair without error feedback suffices
+    with them, the steps grow: first with that of these pairs that needs the fewest; then with the others, whose results
+    depend on which workers take part: the least lossy that needs at most `FREE_STEPS`, else the one that needs the
+    fewest.
 
     Args:
         measured: one measurement for each worker that will take part; at least one.
     """
     choices = list(_choices(spec, measured))
-    return next((one for one in choices if one.sending <= PLANNED), None) or min(choices, key=lambda one: one.sending)
+    least = min(one.sending for one in choices)
+    enough = max(PLANNED, 1 - (1 - least) / (1 + SLACK))
+    return next(one for one in choices if one.sending <= enough)
 
 
 def _choices(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Iterator[Choice]:
@@ -74,9 +87,10 @@ def _choices(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Iterator[Choice
     most = max(fewest, min(MOST_STEPS, math.ceil(spec.plan.micro_batches_per_epoch / units)))
     faithful = [pair for pair in pairs if not CODECS[pair.up].residual]
     yield from (_judged(spec, pair, fewest, measured) for pair in faithful)
-    for pair in (faithful[-1], *pairs[len(faithful) :]):
-        needed = max(_steps(spec, pair, one, len(measured)) for one in measured)
-        yield _judged(spec, pair, _even(spec, units, min(max(fewest, needed), most), most), measured)
+    for group, free in (faithful, fewest), (pairs[len(faithful) :], FREE_STEPS):
+        needed = [max(fewest, *(_steps(spec, pair, one, len(measured)) for one in measured)) for pair in group]
+        for steps, pair in sorted(zip(needed, group, strict=True), key=lambda one: max(free, one[0])):
+            yield _judged(spec, pair, _even(spec, units, min(steps, most), most), measured)
 
 
 def _even(spec: JobSpec, replicas: int, steps: int, most: int) -> int:

@@ -42,7 +42,7 @@ def test_rounds_total_counts_short_rounds_at_each_epochs_end() -> None:
         ("optimizer", {"name": "SGD", "lr": -1}, "lr must be at least 0"),
         ("strategy", {"kind": "rumour"}, "Input should be 'sync', 'async', 'local'"),
         ("codec", {"down": "auto"}, "'bfloat16', 'int8', 'int4'"),
-        ("codec", {"up": "jpeg"}, "'topk', 'lowrank2' or 'lowrank1'"),
+        ("codec", {"up": "jpeg"}, "'lowrank2', 'topk' or 'lowrank1'"),
         ("workers", {"min": 3, "max": 2}, "must not be greater than max"),
         ("input", [2, 32, 32], "1 or 3 channels"),
         ("lr_scaling", "sqrt", "'none' or 'linear'"),

@@ -6,11 +6,26 @@ from typing import Any
 import pytest
 
 from computeshare.codecs.measured_link import Coded, MeasuredLink
+from computeshare.codecs.registry import CANDIDATES, CODECS
 from computeshare.jobspec.spec import CodecSpec, JobSpec
-from computeshare.reducer.codec_policy import IDLE, MOST_STEPS, PLANNED, SENDING, choose_codecs
+from computeshare.reducer.codec_policy import FREE_STEPS, IDLE, MOST_STEPS, PLANNED, SENDING, choose_codecs
 
 RESNET = 44_700_000
-MESSAGES = {"float32": RESNET, "float16": RESNET // 2, "int8": RESNET // 4, "topk": RESNET // 190}
+RATIOS = {
+    "float32": 1,
+    "float16": 2,
+    "int8": 4,
+    "int4": 10,
+    "lowrank8": 80,
+    "lowrank4": 160,
+    "lowrank2": 300,
+    "topk": 190,
+    "lowrank1": 500,
+}
+"""How many times shorter than in float32 a large model's update is."""
+MESSAGES = {name: RESNET // ratio for name, ratio in RATIOS.items()}
+BOTH_WAYS = MESSAGES["int4"] + MESSAGES["lowrank8"]
+"""The bytes of the shortest pair of codecs without error feedback."""
 
 
 def measured(mbit_s: float, compute_s: float = 0.1, size: float = 1.0, coding_s: float = 0.0) -> MeasuredLink:
@@ -29,35 +44,63 @@ def local(inner_steps: int = 20, replicas: int = 2, **changes: Any) -> JobSpec:
     return sync(strategy={"kind": "local", "inner_steps": inner_steps, "replicas": replicas}, **changes)
 
 
-@pytest.mark.parametrize(
-    ("mbit_s", "size", "codec"),
-    [
-        (1500, 0.01, CodecSpec(up="float16", down="float32")),
-        (1060, 0.01, CodecSpec(up="float16", down="float16")),
-        (640, 0.01, CodecSpec(up="int8", down="int8")),
-        (215, 0.01, CodecSpec(up="topk", down="int8")),
-        (13, 0.01, CodecSpec(up="topk", down="topk")),
-    ],
-)
-def test_the_thinner_the_link_the_fewer_bytes(mbit_s: float, size: float, codec: CodecSpec) -> None:
-    choice = choose_codecs(sync(), [measured(mbit_s, 0.05, size)] * 2)
-    assert (choice.codec, choice.inner_steps) == (codec, None)
-    assert choice.sending <= PLANNED
+MODELS = {
+    "lenet5": {"compute_s": 0.005, "size": 0.0055},
+    "resnet18": {"compute_s": 0.1, "size": 1.0},
+    "resnet18 on a GPU": {"compute_s": 0.005, "size": 1.0},
+    "gpt, 350 M": {"compute_s": 2.0, "size": 31.0},
+}
+"""Seconds for a micro-batch, and bytes beside those of `RESNET`."""
+LINKS = (2, 5, 10, 20, 50, 100, 200, 500, 1000)
+"""In Mbit/s."""
+SYNC = {
+    "lenet5": "1/1 1/1 1/1 1/1 2/2 4/4 8/8 8/i4 i4/8",
+    "resnet18": "1/1 1/1 1/1 1/1 1/1 1/1 1/1 2/2 4/4",
+    "resnet18 on a GPU": "1/1 1/1 1/1 1/1 1/1 1/1 1/1 1/1 1/1",
+    "gpt, 350 M": "1/1 1/1 1/1 1/1 1/1 1/1 1/1 1/1 4/4",
+}
+LOCAL = {
+    "lenet5": "i4/8x467 i4/8x187 i4/8x85 i4/8x47 i4/8x20 i4/i4x20 i8/i8x20 f16/f16x20 f16/f32x20",
+    "resnet18": "1/1x156 1/1x55 2/2x47 i4/8x467 i4/8x156 i4/8x78 i4/8x39 i4/8x20 i4/i4x20",
+    "resnet18 on a GPU": "1/1x500 1/1x500 1/1x500 1/1x311 1/1x117 1/1x55 2/2x47 i4/8x311 i4/8x156",
+    "gpt, 350 M": "1/1x234 1/1x85 1/1x47 2/2x36 i4/8x311 i4/8x134 i4/8x67 i4/8x24 i4/8x20",
+}
+"""The choices for these links: the codecs up and down (a number: a low rank), and the inner steps."""
 
 
-@pytest.mark.parametrize(
-    ("mbit_s", "codec"),
-    [
-        (130, CodecSpec(up="float16", down="float32")),
-        (95, CodecSpec(up="float16", down="float16")),
-        (50, CodecSpec(up="int8", down="int8")),
-        (17, CodecSpec(up="topk", down="int8")),
-    ],
-)
-def test_with_a_delay_ten_times_as_many_bytes_are_sent_while_computing(mbit_s: float, codec: CodecSpec) -> None:
-    found = [choose_codecs(sync(strategy={"delay": delay}), [measured(mbit_s, 0.05, 0.01)] * 2) for delay in (0, 1)]
-    assert found[1].codec == codec and found[1].sending <= PLANNED
-    assert found[0].codec != codec
+def told(codec: str) -> str:
+    return codec.removeprefix("lowrank").replace("int", "i").replace("float", "f")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_choice_for_links_from_2_to_1000_mbit(model: str) -> None:
+    found = {}
+    for name, spec in (("sync", sync()), ("local", local())):
+        choices = [choose_codecs(spec, [measured(link, **MODELS[model])] * 2) for link in LINKS]
+        steps = [f"x{one.inner_steps}" if one.inner_steps else "" for one in choices]
+        pairs = [f"{told(one.codec.up)}/{told(one.codec.down)}" for one in choices]
+        found[name] = " ".join(map("".join, zip(pairs, steps, strict=True)))
+    assert found == {"sync": SYNC[model], "local": LOCAL[model]}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_sends_less_is_taken_only_where_no_less_lossy_pair_is_short_enough(model: str) -> None:
+    for link in LINKS:
+        one = measured(link, **MODELS[model])
+        choice = choose_codecs(sync(), [one] * 2)
+        lossier = list(CODECS)[: list(CODECS).index(choice.codec.up)]
+        without = {name: coded for name, coded in one.messages.items() if name in lossier}
+        if choice.codec.up != "float16" and without:
+            less_lossy = choose_codecs(sync(), [one.model_copy(update={"messages": without})] * 2)
+            assert less_lossy.sending > max(PLANNED, choice.sending)
+
+
+@pytest.mark.parametrize("mbit_s", [2, 20, 200])
+def test_with_a_delay_ten_times_as_many_bytes_are_sent_while_computing(mbit_s: float) -> None:
+    model = MODELS["lenet5"]
+    with_delay = choose_codecs(sync(strategy={"delay": 1}), [measured(mbit_s, **model)] * 2)
+    without = choose_codecs(sync(), [measured(10 * mbit_s, **model)] * 2)
+    assert with_delay.codec == without.codec and with_delay.sending <= PLANNED
 
 
 @pytest.mark.parametrize("coding_s", [0.0, 0.05, 0.5])
@@ -66,14 +109,15 @@ def test_with_a_delay_the_steps_that_hide_communication_are_enough(coding_s: flo
     chosen = choose_codecs(sync(strategy=strategy), [measured(5, 0.1, coding_s=coding_s)] * 2)
     without = choose_codecs(local(1), [measured(5, 0.1, coding_s=coding_s)] * 2)
     assert chosen.sending <= PLANNED and chosen.inner_steps and without.inner_steps
-    assert chosen.inner_steps < without.inner_steps or without.codec.up == "topk"
+    assert chosen.inner_steps < without.inner_steps or CODECS[without.codec.up].residual
 
 
-def test_a_low_rank_is_preferred_to_leaving_most_values_out_unless_a_worker_does_not_know_it() -> None:
-    older = measured(13, 0.05, 0.01)
-    low = {"lowrank4": older.messages["topk"], "lowrank2": older.messages["topk"]}
-    newer = older.model_copy(update={"messages": {**older.messages, **low}})
-    assert choose_codecs(sync(), [newer, newer]).codec == CodecSpec(up="lowrank4", down="lowrank4")
+def test_a_codec_that_a_worker_does_not_know_is_not_chosen() -> None:
+    newer = measured(50, 0.1, 0.1)
+    known = {name: newer.messages[name] for name in ("float32", "float16", "int8", "topk")}
+    older = newer.model_copy(update={"messages": known})
+    assert set(CANDIDATES) == set(newer.messages)
+    assert choose_codecs(sync(), [newer, newer]).codec == CodecSpec(up="lowrank2", down="lowrank2")
     assert choose_codecs(sync(), [newer, older]).codec == CodecSpec(up="topk", down="topk")
 
 
@@ -87,18 +131,31 @@ def test_the_worker_with_the_worst_link_for_its_speed_decides() -> None:
 
 def test_where_nothing_suffices_what_sends_least_is_taken_and_said() -> None:
     choice = choose_codecs(sync(), [measured(1, 0.001)])
-    assert choice.codec == CodecSpec(up="topk", down="topk") and choice.sending > SENDING
-    assert choice.reason.endswith("; no other choice takes less")
+    assert choice.codec == CodecSpec(up="lowrank1", down="lowrank1") and choice.sending > SENDING
+    assert "; no other choice takes less. With lowrank1 up, the weights depend on which workers" in choice.reason
+
+
+def test_where_coding_takes_longer_than_sending_nothing_is_given_up_for_fewer_bytes() -> None:
+    choice = choose_codecs(sync(), [measured(10_000, 0.001, 0.001, coding_s=0.001)])
+    assert choice.codec == CodecSpec(up="float16", down="float32") and choice.sending > SENDING
 
 
 def test_replicas_take_as_many_steps_as_keep_the_link_free() -> None:
-    choice = choose_codecs(local(), [measured(20, size=0.25)] * 2)
-    assert choice.codec == CodecSpec(up="int8", down="int8") and choice.inner_steps is not None
-    sending = 0.25 * 2 * MESSAGES["int8"] / 2.5e6
+    choice = choose_codecs(local(), [measured(20, size=0.9)] * 2)
+    assert choice.codec == CodecSpec(up="int4", down="lowrank8") and choice.inner_steps is not None
+    sending = 0.9 * BOTH_WAYS / 2.5e6
     assert sending / (sending + 0.1 * choice.inner_steps) <= PLANNED
-    assert sending / (sending + 0.1 * 0.75 * choice.inner_steps) > PLANNED
-    assert idle(choice.inner_steps, 2) <= IDLE < idle(425, 2)  # which would have sufficed
-    assert "int8 up and int8 down and" in choice.reason and "20 Mbit/s" in choice.reason
+    assert sending / (sending + 0.1 * 0.7 * choice.inner_steps) > PLANNED
+    assert idle(choice.inner_steps, 2) <= IDLE < idle(344, 2)  # which would have sufficed
+    assert "int4 up and lowrank8 down and" in choice.reason and "20 Mbit/s" in choice.reason
+    assert "depend on which" not in choice.reason
+
+
+@pytest.mark.parametrize(("mbit_s", "up"), [(10, "lowrank2"), (5, "lowrank1")])
+def test_up_to_fifty_steps_precision_counts_beyond_them_steps(mbit_s: float, up: str) -> None:
+    choice = choose_codecs(local(), [measured(mbit_s)] * 2)
+    assert choice.codec.up == up and choice.inner_steps is not None
+    assert (choice.inner_steps <= FREE_STEPS) == (up != "lowrank1")
 
 
 def idle(steps: int, replicas: int) -> float:
@@ -110,7 +167,7 @@ def idle(steps: int, replicas: int) -> float:
 
 
 def test_steps_with_which_an_epoch_is_made_of_whole_rounds_already_stay_as_they_are() -> None:
-    needed = 0.6 * 2 * MESSAGES["int8"] * (1 / PLANNED - 1) / 0.1 / 125_000
+    needed = 0.6 * BOTH_WAYS * (1 / PLANNED - 1) / 0.1 / 125_000
     choice = choose_codecs(local(replicas=4), [measured(needed / 235, size=0.6)] * 4)
     assert choice.inner_steps in (235, 236) and idle(choice.inner_steps, 4) <= IDLE
 
@@ -122,7 +179,7 @@ def test_a_jobs_own_inner_steps_are_the_fewest() -> None:
 
 def test_on_the_thinnest_links_replicas_leave_out_what_matters_least() -> None:
     choice = choose_codecs(local(), [measured(0.5)] * 2)
-    assert choice.codec.up == "topk" and choice.inner_steps is not None and choice.inner_steps <= MOST_STEPS
+    assert choice.codec.up == "lowrank1" and choice.inner_steps is not None and choice.inner_steps <= MOST_STEPS
 
 
 def test_no_more_steps_than_an_epoch_has() -> None:
@@ -133,7 +190,7 @@ def test_no_more_steps_than_an_epoch_has() -> None:
 
 def test_steps_that_no_epoch_divides_into_stay_as_they_are_needed() -> None:
     spec = local(dataset="digits", model="mlp", inner_steps=2, replicas=1, micro_batch=2)  # 719 in an epoch
-    size = 48.35 * PLANNED / (1 - PLANNED) * 2.5e6 / (2 * MESSAGES["int8"])  # for what 483.5 steps take
+    size = 48.35 * PLANNED / (1 - PLANNED) * 2.5e6 / BOTH_WAYS  # for what 483.5 steps take
     choice = choose_codecs(spec, [measured(20, size=size)])
     assert choice.inner_steps == 484 and choice.sending == pytest.approx(PLANNED, rel=0.01)
 
