@@ -130,9 +130,9 @@ class WorkerSession:
         failpoint("in_leave")
         leave(self._scripts, self.keys, self.worker_id, self.session_id, reason)
 
-    def release(self) -> None:
-        """Hand back all leased micro-batches."""
-        self._scripts.call("release", self.keys, session=self.session_id)
+    def release(self, micro_batches: Sequence[int] = ()) -> None:
+        """Hand back these leased micro-batches; by default all."""
+        self._scripts.call("release", self.keys, session=self.session_id, micro_batches=micro_batches)
 
     def extend(self, micro_batches: Sequence[int], nonce: str = "") -> str:
         """Extend the leases on these micro-batches and the life of their staged messages. Safe from any thread.

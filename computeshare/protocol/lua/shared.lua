@@ -52,12 +52,13 @@ local function object_of(said, known) -- a JSON object; `known` comes last, so t
   return "{" .. said .. (said:match("%S") and "," or "") .. known .. "}"
 end
 
-local function free_leases(leases_key, backups_key, audits_key, free_key, session) -- returns the freed micro-batches
+-- frees a session's leases: those on the micro-batches in the set `only`, or all; returns the freed micro-batches
+local function free_leases(leases_key, backups_key, audits_key, free_key, session, only)
   local freed = {}
   for _, key in ipairs({leases_key, backups_key, audits_key}) do
     local held = redis.call("HGETALL", key)
     for i = 1, #held, 2 do
-      if held[i + 1]:match("^[^|]*") == session then
+      if held[i + 1]:match("^[^|]*") == session and (not only or only[held[i]]) then
         redis.call("HDEL", key, held[i])
         if key == leases_key then
           redis.call("RPUSH", free_key, held[i])

@@ -89,21 +89,26 @@ class DelayedLoop:
             self.feedback.mark()
         try:
             if not self._load(grant.token):
-                self.uploads.give_up(upload)
+                self._give_up(upload, grant)
                 return
             self.status.version, self.status.is_working = Token.parse(grant.token).version, True
             seconds = self._compute(grant, upload)
         except Interrupted:
             if self.feedback:
                 self.feedback.go_back()
-            self.uploads.give_up(upload)
+            self._give_up(upload, grant)
             return
         finally:
             self.status.is_working = False
         self.uploads.send(upload, grant.token, self._report(upload, seconds))
 
+    def _give_up(self, upload: Upload, grant: Grant) -> None:
+        """Give the updates up, and hand back their leases; those of the submission being sent are kept."""
+        self.uploads.give_up(upload)
+        self.session.release(grant.micro_batches)
+
     def _load(self, token: str) -> bool:
-        """Load the version to compute on; False if it is not to be had: the leases have been handed back, or expire.
+        """Load the version to compute on; False if it is not to be had.
 
         Raises JobGone: the broker has lost its weights.
         """

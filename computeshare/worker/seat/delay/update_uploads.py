@@ -81,7 +81,7 @@ class Uploads:
         upload.sent = self._thread.submit(self._send, upload, token, report)
 
     def give_up(self, upload: Upload) -> None:
-        """Give the updates up, and delete what was sent of them; the leases expire."""
+        """Give the updates up: stop extending their leases, and delete what was sent of them."""
         upload.outbox.drop()
         upload.keeper.end()
         upload.sent = self._thread.submit(self._forget, upload)
@@ -101,7 +101,6 @@ class Uploads:
             self._remarks.tell(log.warning, "slow upload", job=self._job, seconds=round(seconds, 1))
 
     def _forget(self, upload: Upload) -> None:
-        upload.keeper.end()
         try:
             upload.outbox.forget()
         except Interrupted:  # the other submission is called off as well; what was sent of this one expires

@@ -135,6 +135,16 @@ def test_leases_that_are_handed_back_go_to_others_at_once(
     assert {*one.lease(str(ZERO)).micro_batches} & {*granted}
 
 
+def test_some_leases_are_handed_back_and_the_others_kept(store: RoundStore, join: Join) -> None:
+    one = join("one")
+    know(store, one=1.0)
+    kept, *others = one.lease(str(ZERO)).micro_batches
+    assert others
+    one.release(others)
+    assert {int(unit) for unit in store.redis.hkeys(store.keys.leases())} == {kept}
+    assert send(one, ZERO, kept) == "accepted"
+
+
 def test_a_session_that_was_replaced_hands_nothing_back(store: RoundStore, join: Join) -> None:
     old = join("one", "old")
     new = join("one", "new")

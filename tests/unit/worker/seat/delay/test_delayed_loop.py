@@ -25,12 +25,13 @@ def test_a_lease_that_is_called_off_before_it_is_computed_keeps_the_residual_of_
     owed = feedback.residual(0).copy()
     assert owed.any()
     given_up: list[Any] = []
+    released: list[Any] = []
 
     def give(*_: object) -> bool:
         raise Interrupted("called off")
 
     parts: dict[str, Any] = {
-        "session": None,
+        "session": SimpleNamespace(release=released.append),
         "devices": SimpleNamespace(load=None),
         "versions": SimpleNamespace(give=give, bytes=0),
         "uploads": SimpleNamespace(begin=lambda units: units, give_up=given_up.append),
@@ -38,5 +39,5 @@ def test_a_lease_that_is_called_off_before_it_is_computed_keeps_the_residual_of_
     }
     loop = DelayedLoop(SPEC, feedback=feedback, status=SeatStatus(), stop=threading.Event(), **parts)
     loop._work(Grant("leased", str(Token(0, 1, "0" * 16)), 0, (3,)))
-    assert given_up == [(3,)]
+    assert given_up == released == [(3,)]
     assert np.array_equal(feedback.residual(0), owed)
