@@ -25,6 +25,7 @@ import psutil
 
 from bench.ending import end_cleanly_when_asked
 from bench.report import Cell, Part, Table, markdown
+from bench.scaling import cpu_s
 from computeshare.codecs.registry import CODECS
 from computeshare.gossip.exchange import Exchange, Partners
 from computeshare.gossip.peer_weights import GroupWeights, Published
@@ -104,19 +105,14 @@ def measure(url: str, count: int, size: int, seconds: float) -> Measured:
     for process in running:
         process.start()
     begin.wait(60)
-    before, began = _cpu(broker), time.monotonic()
+    before, began = cpu_s(broker), time.monotonic()
     time.sleep(seconds)
-    took, cpu = time.monotonic() - began, sub(_cpu(broker), before)
+    took, (cpu,) = time.monotonic() - began, map(sub, cpu_s(broker), before)
     stop.set()
     results = [pair for _ in running for pair in found.get(timeout=60)]
     for process in running:
         process.join(30)
     return Measured(took, cpu, [met for met, _ in results], sum(missed for _, missed in results))
-
-
-def _cpu(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
 
 
 def tell(runs: dict[int, list[Measured]], size: int) -> Part:

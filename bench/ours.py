@@ -64,7 +64,7 @@ class Plane:
                 seats = [
                     child
                     for child in psutil.Process(worker).children()
-                    if "computeshare.worker.horse" in child.cmdline()
+                    if SEAT in child.cmdline()
                 ]
                 found.setdefault("seat", []).extend(child.pid for child in seats)
         return found

@@ -96,10 +96,10 @@ def measure(
     try:
         ledger = Ledger(redis, job_id, spec.plan)
         _read_until(ledger, WARM_ROUNDS)
-        versions, before, began = ledger.versions, _cpu(reducer, broker, pushing), time.monotonic()
+        versions, before, began = ledger.versions, cpu_s(reducer, broker, pushing), time.monotonic()
         while time.monotonic() < began + seconds or ledger.versions == versions:
             ledger.read()
-        took, after, most = time.monotonic() - began, _cpu(reducer, broker, pushing), peak(reducer.pid)
+        took, after, most = time.monotonic() - began, cpu_s(reducer, broker, pushing), peak(reducer.pid)
     finally:
         _end(rounds, pushing, stop)
     if ledger.wrong:
@@ -118,7 +118,7 @@ def idle_reducer(redis: Redis, url: str, spec: JobSpec) -> tuple[psutil.Process,
     return found, forget_peak(found.pid)
 
 
-def _cpu(*processes: Any) -> list[float]:
+def cpu_s(*processes: Any) -> list[float]:
     """CPU seconds of each process so far, user and system."""
     times = [psutil.Process(process.pid).cpu_times() for process in processes]
     return [each.user + each.system for each in times]
