@@ -1,6 +1,7 @@
 """One real broker per test session; a fresh job id per test, so that nothing has to be flushed."""
 
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -61,10 +62,26 @@ def job_id() -> str:
     return secrets.token_hex(4)
 
 
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with its tables, for tests to copy: all migrations take longer than most tests."""
+    path = tmp_path_factory.mktemp("database") / "computeshare.db"
+    database = Database(f"sqlite:///{path}")
+    database.migrate()
+    database.close()
+    return path
+
+
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
+def database_file(migrated: Path, tmp_path: Path) -> Path:
+    """The database of the test's control plane."""
+    return Path(shutil.copy(migrated, tmp_path))
+
+
+@pytest.fixture
+def database(database_file: Path) -> Iterator[Database]:
     """A fresh control-plane database with its tables."""
-    database = Database(f"sqlite:///{tmp_path / 'computeshare.db'}")
+    database = Database(f"sqlite:///{database_file}")
     database.migrate()
     yield database
     database.close()
@@ -81,8 +98,8 @@ def history(database: Database, tmp_path: Path) -> History:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, redis_url: str) -> Settings:
-    return Settings(home=tmp_path, redis_url=redis_url, token="secret")
+def settings(database_file: Path, redis_url: str) -> Settings:
+    return Settings(home=database_file.parent, redis_url=redis_url, token="secret")
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Invites: one machine each, once, for a short while; and the worker's side of taking one up."""
 
 import secrets
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,9 +32,9 @@ BROKER = "rediss://broker.example:6379"
 
 
 @pytest.fixture
-def plane(tmp_path: Path, redis_url: str) -> Iterator[tuple[str, Settings]]:
+def plane(migrated: Path, tmp_path: Path, redis_url: str) -> Iterator[tuple[str, Settings]]:
     """A control plane on a socket, and the headers of its owner."""
-    settings = Settings(home=tmp_path / "plane", redis_url=redis_url)
+    settings = Settings(home=shutil.copytree(migrated.parent, tmp_path / "plane"), redis_url=redis_url)
     with serving(settings) as (url, _):
         yield url, settings
 

@@ -1,5 +1,6 @@
 """What the gateway's tests share."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from tests.support.served_api import serving
 
 
 @pytest.fixture
-def plane(tmp_path: Path, redis_url: str) -> Iterator[Plane]:
-    settings = Settings(home=tmp_path / "plane", redis_url=redis_url, public_url="https://home.example")
+def plane(migrated: Path, tmp_path: Path, redis_url: str) -> Iterator[Plane]:
+    home = shutil.copytree(migrated.parent, tmp_path / "plane")
+    settings = Settings(home=home, redis_url=redis_url, public_url="https://home.example")
     with serving(settings) as (url, app):
         yield Plane(url, app, settings)

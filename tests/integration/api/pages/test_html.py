@@ -56,8 +56,8 @@ class Pages:
 
 
 @pytest.fixture
-def pages(tmp_path: Path, redis_url: str) -> Iterator[Pages]:
-    one = Pages(Settings(home=tmp_path, redis_url=f"{redis_url}?db=7"))  # no other test's workers
+def pages(database_file: Path, redis_url: str) -> Iterator[Pages]:
+    one = Pages(Settings(home=database_file.parent, redis_url=f"{redis_url}?db=7"))  # no other test's workers
     yield one
     one.services.broker.close()
     one.services.database.close()

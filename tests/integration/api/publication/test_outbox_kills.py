@@ -44,16 +44,13 @@ def run(*arguments: Any) -> int:
 @pytest.mark.timeout(120 + 5 * TRIALS)
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_between_sqlite_and_the_broker_there_is_one_job_with_its_seats_once(
-    point: str, redis: Redis, redis_url: str, tmp_path: Path
+    point: str, redis: Redis, redis_url: str, migrated: Path, tmp_path: Path
 ) -> None:
-    seeded, empty = random.Random(f"{point} {SEED}"), tmp_path / "empty.db"
-    template = Database(f"sqlite:///{empty}")
-    template.migrate()
-    template.close()
+    seeded = random.Random(f"{point} {SEED}")
     for trial in range(TRIALS):
         folder = tmp_path / str(trial)
         folder.mkdir()
-        database = Database(f"sqlite:///{shutil.copy(empty, folder)}")
+        database = Database(f"sqlite:///{shutil.copy(migrated, folder)}")
         queue = f"q{secrets.token_hex(4)}"
         workers = sorted(online(redis, queue) for _ in range(seeded.randint(1, 3)))
         for worker in workers:
