@@ -3,8 +3,8 @@
 A schedule is a burst of faults on a running job, or on one that is just created, and the check that all is as it should
 be once they are over. A job goes through several of them, until it ends.
 
-COMPUTESHARE_KILLS sets how many schedules (4), COMPUTESHARE_SEED the first one (0): to repeat a failure, set the seed
-it names and one schedule. (What coincides with what is up to the machine: it may take several tries.)
+COMPUTESHARE_KILLS sets how many schedules (4), COMPUTESHARE_SEED the first one (another for each commit): to repeat a
+failure, set the seed it names and one schedule. (What coincides is up to the machine: it may take several tries.)
 """
 
 import os
@@ -20,10 +20,11 @@ import pytest
 
 from bench.faults import Faults
 from bench.stage import Stage, stage
+from tests.support import sample
 
 pytestmark = pytest.mark.e2e
 SCHEDULES = int(os.environ.get("COMPUTESHARE_KILLS", "4"))
-FIRST_SEED = int(os.environ.get("COMPUTESHARE_SEED", "0"))
+FIRST_SEED = sample.seed()
 PATIENCE_S = 90.0
 """Within which a job has to end once nothing fails any more."""
 PROGRESS = 5

@@ -1,7 +1,7 @@
 """Round exactness and progress under seeded schedules of faults.
 
-COMPUTESHARE_SCHEDULES sets how many (300), COMPUTESHARE_SEED the first one (0): to repeat a failure, set the seed it
-names and one schedule.
+COMPUTESHARE_SCHEDULES sets how many (150), COMPUTESHARE_SEED the first one (another for each commit): to repeat a
+failure, set the seed it names and one schedule.
 """
 
 import os
@@ -11,9 +11,10 @@ from redis import Redis
 
 from computeshare.protocol import reducer_session
 from tests.simulation.schedule import run
+from tests.support import sample
 
-SCHEDULES = int(os.environ.get("COMPUTESHARE_SCHEDULES", "300"))
-FIRST_SEED = int(os.environ.get("COMPUTESHARE_SEED", "0"))
+SCHEDULES = int(os.environ.get("COMPUTESHARE_SCHEDULES", "150"))
+FIRST_SEED = sample.seed()
 
 
 def test_whatever_fails_each_version_is_the_function_of_its_base_and_its_round(

@@ -19,6 +19,11 @@ def of(cases: Sequence[Case], count: int, name: str = "") -> list[Case]:
     return [cases[place] for place in sorted(places)]
 
 
+def seed() -> int:
+    """Where seeded cases begin: COMPUTESHARE_SEED, else at another place for each commit."""
+    return int(os.environ.get("COMPUTESHARE_SEED") or random.Random(_commit()).randrange(1 << 30))
+
+
 @functools.cache
 def newest_commit_changes(*paths: str) -> bool:
     """Whether HEAD differs from its parent in these paths; False where that cannot be told, as in a shallow clone."""

@@ -15,8 +15,10 @@ from computeshare.transport.connections import connect
 from computeshare.transport.wire import Wires
 from tests.support.rounds import take_seat
 
+PRELOADED = ["tests.support.stage_seats", "computeshare.worker.stages.stage_loop"]
+"""What takes long to import, so that a fork server does it once."""
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.support.stage_seats", "computeshare.worker.stages.stage_loop"])
+PROCESSES.set_forkserver_preload(PRELOADED)
 
 
 def hold(url: str, job_id: str, worker: str) -> None:

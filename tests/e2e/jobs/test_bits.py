@@ -16,8 +16,9 @@ WITHOUT_OPTIMIZER = {name: value for name, value in DIGITS_MLP.items() if name !
 JOBS: dict[str, dict[str, Any]] = {
     **{
         codec: {**DIGITS_MLP, "codec": {"up": codec, "down": codec}}
-        for codec in ("float32", "float16", "bfloat16", "int8")
+        for codec in ("float32", "float16", "bfloat16", "int8", "int4")
     },
+    "low rank down": {**DIGITS_MLP, "codec": {"up": "int8", "down": "lowrank4"}},
     "computed in bfloat16": {**DIGITS_MLP, "precision": "bfloat16"},
     "local": {**LOCAL, "strategy": {"kind": "local", "inner_steps": 5, "replicas": 4}},
     "sync, delay": {**DIGITS_MLP, "strategy": {"kind": "sync", "delay": 1}},

@@ -1,6 +1,6 @@
 """Whatever a sender puts in a blob, a reader gets a CodecError or the right shape, in bounded memory.
 
-COMPUTESHARE_BLOBS sets how many blobs (3,000), COMPUTESHARE_SEED the seed (0).
+COMPUTESHARE_BLOBS sets how many blobs (3,000), COMPUTESHARE_SEED the seed (another for each commit).
 """
 
 import os
@@ -19,9 +19,10 @@ from computeshare.codecs.messages import decode_update, encode_update
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import CodecError
 from computeshare.tensors.layout import Layout
+from tests.support import sample
 
 BLOBS = int(os.environ.get("COMPUTESHARE_BLOBS", "3000"))
-SEED = int(os.environ.get("COMPUTESHARE_SEED", "0"))
+SEED = sample.seed()
 GROWTH_BYTES = 64 << 20
 BOMB_BYTES = 512 << 20
 LAYOUT = Layout.build(iter([("w", (40, 50), "parameter"), ("b", (50,), "parameter"), ("mean", (50,), "buffer")]))
