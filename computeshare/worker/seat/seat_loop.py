@@ -80,6 +80,22 @@ class Versions(Protocol):
     def forget(self) -> None: ...
 
 
+def doubt(session: WorkerSession, token: str, again: bool, error: str) -> None:
+    """Report a version's weights as damaged, so that they are read again: the first time at once, then (`again`) after
+    the reducer has published them again.
+    """
+    log.warning("damaged weights", job=session.keys.job_id, version=Token.parse(token).version, error=error)
+    session.doubt(token, again)
+    if again:
+        session.wait(LONGEST_WAIT_MS)
+
+
+def report_of(bytes_up: int, bytes_down: int, memory: SeatMemory, seconds: dict[str, float]) -> dict[str, Any]:
+    """What a submission tells of its cost; `seconds` by activity."""
+    rounded = {name: round(s, 6) for name, s in seconds.items()}
+    return {"bytes_up": bytes_up, "bytes_down": bytes_down, "memory_bytes": memory.peak_bytes(), "seconds": rounded}
+
+
 class SeatLoop:
     """Takes part in a job's rounds until the job or the seat ends."""
 
@@ -162,15 +178,10 @@ class SeatLoop:
         return True
 
     def _doubt(self, token: str, error: str = "they do not match its digest") -> Grant:
-        """Report a version's weights as damaged, and read them again: the first time at once, then after the reducer
-        has published them again.
-        """
+        """Report a version's weights as damaged, and lease once they are to be read again."""
         again, self._doubted = token == self._doubted, token
-        log.warning("damaged weights", job=self.session.keys.job_id, version=Token.parse(token).version, error=error)
-        self.session.doubt(token, again)
         self.inbox.forget()
-        if again:
-            self.session.wait(LONGEST_WAIT_MS)
+        doubt(self.session, token, again, error)
         return self.session.lease("")
 
     def _superseded(self, token: str) -> Grant:
@@ -269,13 +280,7 @@ class SeatLoop:
     def _submit(self, token: str, seconds: dict[str, float]) -> Grant | None:
         started = time.perf_counter()
         seconds["uploading"] = self._uploading_s
-        report: dict[str, Any] = {
-            "bytes_up": self.outbox.bytes,
-            "bytes_down": self.inbox.bytes,
-            "memory_bytes": self._memory.peak_bytes(),
-            "seconds": {name: round(s, 6) for name, s in seconds.items()},
-        }
-        report |= self._about()
+        report = report_of(self.outbox.bytes, self.inbox.bytes, self._memory, seconds) | self._about()
         if self.peer:
             about = self.peer.report()
             report["bytes_down"] += about.bytes

@@ -4,8 +4,6 @@ import threading
 import time
 from typing import Any
 
-import structlog
-
 from computeshare.codecs.feedback import Feedback
 from computeshare.errors import CodecError, Interrupted, JobGone
 from computeshare.jobspec.spec import JobSpec
@@ -16,10 +14,8 @@ from computeshare.training.work_units import AnyReplica
 from computeshare.types import Token
 from computeshare.worker.seat.delay.update_uploads import Upload, Uploads
 from computeshare.worker.seat.delay.version_reader import VersionReader
-from computeshare.worker.seat.seat_loop import AHEAD, ASKED, LONGEST_WAIT_MS, SeatStatus
+from computeshare.worker.seat.seat_loop import AHEAD, ASKED, LONGEST_WAIT_MS, SeatStatus, doubt, report_of
 from computeshare.worker.seat.seat_setup import SeatMemory
-
-log = structlog.get_logger()
 
 
 class DelayedLoop:
@@ -119,24 +115,15 @@ class DelayedLoop:
         try:
             found = self.versions.give(self.session, token, self.devices.load)
         except CodecError as error:
-            self._doubt(token, str(error))
+            again, self._doubted = token == self._doubted, token
+            self.versions.forget()
+            doubt(self.session, token, again, str(error))
             return False
         self._waiting_s += time.perf_counter() - began
         if not found and self._missing == token:
             raise JobGone(f"the weights of version {token} are gone")
         self._missing, self._loaded = ("", token) if found else (token, "")
         return found
-
-    def _doubt(self, token: str, error: str) -> None:
-        """Report a version's weights as damaged, so that they are read again: the first time at once, then after the
-        reducer has published them again.
-        """
-        again, self._doubted = token == self._doubted, token
-        log.warning("damaged weights", job=self.session.keys.job_id, version=Token.parse(token).version, error=error)
-        self.session.doubt(token, again)
-        self.versions.forget()
-        if again:
-            self.session.wait(LONGEST_WAIT_MS)
 
     def _compute(self, grant: Grant, upload: Upload) -> dict[str, float]:
         """Compute the leased units' updates. Returns seconds by activity. Raises Interrupted: they are not wanted."""
@@ -157,12 +144,7 @@ class DelayedLoop:
 
     def _report(self, upload: Upload, seconds: dict[str, float]) -> dict[str, Any]:
         seconds["uploading"] = self._uploading_s
-        report: dict[str, Any] = {
-            "bytes_up": upload.outbox.bytes,
-            "bytes_down": self.versions.bytes - self._bytes,
-            "memory_bytes": self._memory.peak_bytes(),
-            "seconds": {name: round(s, 6) for name, s in seconds.items()},
-        }
-        self._bytes += report["bytes_down"]
+        bytes_down = self.versions.bytes - self._bytes
+        self._bytes += bytes_down
         self._waiting_s, self._uploading_s = 0.0, 0.0
-        return report
+        return report_of(upload.outbox.bytes, bytes_down, self._memory, seconds)
