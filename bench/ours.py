@@ -61,11 +61,7 @@ class Plane:
         found.setdefault("worker", []).extend(worker.pid for worker in self.workers)
         for worker in found["worker"]:
             with contextlib.suppress(psutil.Error):
-                seats = [
-                    child
-                    for child in psutil.Process(worker).children()
-                    if SEAT in child.cmdline()
-                ]
+                seats = [child for child in psutil.Process(worker).children() if SEAT in child.cmdline()]
                 found.setdefault("seat", []).extend(child.pid for child in seats)
         return found
 
