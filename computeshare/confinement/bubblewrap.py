@@ -8,7 +8,7 @@ from computeshare.confinement import folders
 
 _NAMESPACES = (
     *("--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
-    *("--die-with-parent", "--new-session", "--cap-drop", "ALL", "--hostname", "recipe"),
+    *("--die-with-parent", "--cap-drop", "ALL", "--hostname", "recipe"),
 )
 
 

@@ -10,6 +10,7 @@ from typing import IO
 from computeshare.confinement.command import Bounds, confined
 from computeshare.confinement.methods import Method, method
 from computeshare.errors import Unconfined
+from computeshare.runtime.processes import set_session_priority
 
 MOST_BYTES = 16 << 30
 """Of one file that a confined process writes, unless told otherwise."""
@@ -40,7 +41,8 @@ def start(
 ) -> "subprocess.Popen[bytes]":
     """Start a process that reads little, writes only below `scratch`, has no network, and reaches no other process.
 
-    It ends with the thread that calls this. Read its files by `scratch.open_file`, which follows no links.
+    It has a session of its own, without a terminal, and the caller's priority, and ends with the thread that calls
+    this. Read its files by `scratch.open_file`, which follows no links.
 
     Args:
         argv: the command; its program as an absolute path, such as `sys.executable`.
@@ -63,7 +65,7 @@ def start(
     limits = {"CORE": 0, "NOFILE": _MOST_FILES, "FSIZE": file_bytes}
     if memory_bytes and not gpu:
         limits["DATA"] = memory_bytes + _BESIDE + _BESIDE_PER_PROCESSOR * (os.cpu_count() or 1)
-    return subprocess.Popen(
+    process = subprocess.Popen(
         confined(argv, by, Bounds(place, _both(readable), gpu, forks and by.forks, limits)),
         stdin=stdin,
         stdout=output,
@@ -73,6 +75,9 @@ def start(
         cwd=place,
         start_new_session=True,
     )
+    if (nice := os.nice(0)) > 0:
+        set_session_priority(nice, process.pid)
+    return process
 
 
 def _both(paths: Sequence[Path]) -> tuple[Path, ...]:

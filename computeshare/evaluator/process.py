@@ -14,7 +14,14 @@ from computeshare.evaluator.evaluator import Evaluator
 from computeshare.evaluator.text_server import serve_texts
 from computeshare.protocol.job_log import JobLog
 from computeshare.runtime.log_lines import Writer
-from computeshare.runtime.processes import configure_logging, end_soon_after, exit_with_parent, hostname, stop_event
+from computeshare.runtime.processes import (
+    configure_logging,
+    end_soon_after,
+    exit_with_parent,
+    hostname,
+    lower_priority,
+    stop_event,
+)
 from computeshare.settings import Settings
 from computeshare.terminal.command import Version, run_command
 from computeshare.transport.connections import connect
@@ -46,7 +53,7 @@ def serve(settings: Settings) -> None:
     url = settings.resolve_redis_url()
     with JobLog(url, Writer("evaluator", hostname())) as job_log:
         configure_logging(job_log.capture)
-        os.nice(5)  # scoring can wait, training cannot
+        lower_priority(5)  # scoring can wait, training cannot
         torch.set_num_threads(1)
         redis = connect(url)
         log.info("evaluator ready", pid=os.getpid())

@@ -8,7 +8,9 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 import structlog
@@ -74,6 +76,34 @@ def when_asked_to_end(handle: Callable[[int, FrameType | None], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handle)
+
+
+def lower_priority(by: int) -> None:
+    """Add this many steps to this process's `nice` value, and on Linux to that of its session.
+
+    Linux may share the CPU among sessions first (autogroups, the default of most desktops): `nice` then counts within
+    a session alone. So this process begins a session of its own, if it may; a leader of a process group may not.
+    """
+    value = os.nice(by)
+    if by > 0:
+        with contextlib.suppress(OSError):
+            if os.getsid(0) != os.getpid():
+                os.setsid()
+            set_session_priority(value)
+
+
+def set_session_priority(value: int, process: int | str = "self") -> None:
+    """Give the session of a process this `nice` value, if this system has autogroups."""
+    autogroup = Path(f"/proc/{process}/autogroup")
+    for _ in range(50):
+        try:
+            autogroup.write_text(str(value))
+        except BlockingIOError:  # a user may change one every 0.1 s
+            time.sleep(0.1)
+        except OSError:
+            return
+        else:
+            return
 
 
 def stop_event() -> threading.Event:

@@ -91,14 +91,15 @@ class SeatWorker(SpawnWorker):
         told = {_URL: self.redis_url, "RQ_WORKER_ID": self.name, "RQ_JOB_ID": job.id, "RQ_EXECUTION_ID": execution.id}
         told[PARENT] = str(os.getpid())
         command = [sys.executable, "-m", "computeshare.worker.horse"]
+        own: dict[str, Any] = {"setsid": True} if sys.platform == "linux" else {"setpgroup": 0}  # for `lower_priority`
         with self.link.ends() as (variables, actions):
             self._horse_pid = os.posix_spawn(
                 sys.executable,
                 command,
                 {**os.environ, **told, **variables},
                 file_actions=actions,
-                setpgroup=0,
                 setsigmask=[signal.SIGTERM],  # until the seat can be asked politely
+                **own,
             )
         if self.leaving:  # the signal came before there was a process to forward it to
             self.kill_horse()

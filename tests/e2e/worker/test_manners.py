@@ -172,6 +172,10 @@ def test_the_computing_stands_back_and_the_heartbeat_does_not(plane: ControlPlan
         itself = psutil.Process(process.pid)
         (seat,) = itself.children()
         assert (int(itself.nice()), int(seat.nice())) == (os.nice(0), os.nice(0) + 7)
+        autogroups = [Path(f"/proc/{one.pid}/autogroup") for one in (itself, seat)]
+        if autogroups[0].exists():
+            own, lowered = (one.read_text().split() for one in autogroups)
+            assert own[0] != lowered[0] and own[-1] == "0" and int(lowered[-1]) == os.nice(0) + 7
     cancel(plane, job_id)
 
 

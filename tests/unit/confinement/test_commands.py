@@ -14,7 +14,7 @@ from computeshare.confinement.launcher import Order
 
 def test_bubblewrap_binds_what_is_readable_and_writes_in_one_place() -> None:
     words = bubblewrap.options([Path("/data/set")], Path("/scratch"), gpu=False)
-    assert {"--unshare-net", "--unshare-pid", "--unshare-user", "--die-with-parent", "--new-session"} <= set(words)
+    assert {"--unshare-net", "--unshare-pid", "--unshare-user", "--die-with-parent"} <= set(words)
     writable = [words[at + 1] for at, word in enumerate(words) if word in ("--bind", "--dev-bind", "--bind-try")]
     assert writable == ["/scratch"]
     bound = {words[at + 1] for at, word in enumerate(words) if word == "--ro-bind-try"}
