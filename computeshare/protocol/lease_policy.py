@@ -21,9 +21,10 @@ not, backups limit the damage."""
 EXPECTED_MS = 250.0
 """How long after the round's opening, or its own last unit, an idle worker is still expected to ask for units (or the
 time of one of its units, if longer). Later, the policy ignores the worker."""
-BACKUP_FACTOR, BACKUP_MS = 1.5, 100.0
-"""A backup begins only if its worker would finish before the holder even at this multiple of its expected time, plus
-this many milliseconds."""
+BACKUP_MARGIN, BACKUP_MS = 0.5, 100.0
+"""A backup begins only if the asking worker would finish this share of its own time, and this many milliseconds, before
+the holder: both divided by the number of other workers, because a late holder keeps all of them waiting, and a needless
+backup costs the time of the asking worker alone."""
 _ROUNDING = 1e-9
 
 
@@ -76,9 +77,12 @@ def remaining_ms(units: int, unit_ms: float, elapsed_ms: float) -> float:
     return abs(units * unit_ms - elapsed_ms)
 
 
-def is_backed_up(units: int, unit_ms: float, holder_ms: float) -> bool:
-    """Whether an idle worker begins a backup of `units` that their holder needs `holder_ms` more for."""
-    return BACKUP_FACTOR * units * unit_ms + BACKUP_MS < holder_ms
+def is_backed_up(units: int, unit_ms: float, holder_ms: float, workers: int = 2) -> bool:
+    """Whether an idle worker, of so many in the round, begins a backup of `units` that their holder needs `holder_ms`
+    more for.
+    """
+    own_ms = units * unit_ms
+    return own_ms + (BACKUP_MARGIN * own_ms + BACKUP_MS) / max(1, workers - 1) < holder_ms
 
 
 def shortest(units: int, each: Sequence[float]) -> float:

@@ -32,7 +32,7 @@ local UNMEASURED_MS = 5000 -- assumed time of a micro-batch until any worker is 
 local TOGETHER_MS = 1000 -- these constants are those of `computeshare/protocol/lease_policy.py`
 local SHORT_MS = 50
 local TRIED_AGAIN_AFTER = 8
-local BACKUP_FACTOR, BACKUP_MS = 1.5, 100
+local BACKUP_MARGIN, BACKUP_MS = 0.5, 100
 local FETCHED_FACTOR = 4 -- times the cost of a backup on a version that the worker would have to fetch
 local EXPECTED_MS = 250 -- how much later than this worker the others may ask
 local status, current, first, count, cursor, version, opened, total, closed, needed, base, backup,
@@ -269,7 +269,8 @@ local function take_backup() -- all micro-batches of one slow holder
     local other, holder = leases[1][i + 1]:match("^(.-)|.-|.-|(.*)$")
     local is_open = is_of_round(leases[1][i]) and redis.call("HEXISTS", backups_key, leases[1][i]) == 0
     if other ~= session and is_open then
-      local cost = BACKUP_FACTOR * held[holder][1] * speed + BACKUP_MS
+      local cost = held[holder][1] * speed
+      cost = cost + (BACKUP_MARGIN * cost + BACKUP_MS) / math.max(1, #workers - 1)
       if delay and on ~= token then cost = FETCHED_FACTOR * cost end
       if cost < remaining(holder) and (from or holder) == holder and #granted < room then
         from, target = holder, backups_key

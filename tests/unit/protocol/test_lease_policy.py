@@ -93,6 +93,8 @@ def test_a_backup_begins_where_it_is_expected_to_be_done_well_before() -> None:
     assert not is_backed_up(1, 1000.0, 1500.0)  # of two equal workers, one that is half a unit late
     assert not is_backed_up(1, 1.0, 100.0)  # however fast: the one that has begun is nearly done
     assert not is_backed_up(2, 1000.0, 2000.0)
+    assert is_backed_up(1, 1000.0, 1500.0, workers=3)  # the more of them wait, the sooner
+    assert not is_backed_up(1, 1000.0, 1000.0, workers=64)
 
 
 def test_a_worker_with_two_devices_gets_a_unit_for_each_however_slow() -> None:
