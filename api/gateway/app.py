@@ -204,6 +204,7 @@ class Gateway:
                     each.cut.set()
             await asyncio.to_thread(self._traffic.flush)
             is_due = await asyncio.to_thread(self._holdings.look)
+            await asyncio.to_thread(self._holdings.share)
 
     def _announcing(self, machine_id: str) -> float:
         """Seconds until a machine may announce a further event; 0: now, which counts it."""

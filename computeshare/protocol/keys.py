@@ -40,6 +40,9 @@ GATEWAY_TRAFFIC = "cs:gateway-traffic"
 machine's when its invite is withdrawn.
 """
 
+GATEWAYS = "cs:gateways"
+"""set: ids of the gateways where machines hold something; another gateway removes one whose hash has expired."""
+
 RELEASE = "cs:release"
 """string: version and protocol of the control plane (JSON), for the other processes to compare with their own."""
 
@@ -49,6 +52,13 @@ ROUNDS = "cs:{*}:*"
 
 OUTLIVING = ("spec", "recipe", "recipe_signature", "origin", "events", "backlog", "taken", "logs", "strikes", "banned")
 """The last parts of the keys that `outlives_rounds`."""
+
+
+def gateway(gateway_id: str) -> str:
+    """hash: a machine's id to `bytes values bytes values`, what it holds in the broker through this gateway: messages,
+    then records; expires.
+    """
+    return f"cs:gateway:{gateway_id}"
 
 
 def outlives_rounds(key: str) -> bool:

@@ -2,14 +2,16 @@
 
 The gateway counts what passes; the broker is asked for true sizes only where a machine seems to hold too much. A key
 counts from the moment its command passes, and is looked at once the broker has answered: then it is there, or gone.
+Gateways tell one another their counts through the broker, so that limits are those of all of them together.
 """
 
 import math
+import secrets
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from redis import Redis
 from redis.exceptions import RedisError
@@ -17,6 +19,8 @@ from redis.exceptions import RedisError
 from api.gateway.commands.policy import Own
 from api.text_format import size
 from computeshare.errors import ComputeShareError
+from computeshare.protocol.keys import GATEWAYS
+from computeshare.protocol.keys import gateway as gateway_key
 from computeshare.transport.refusals import for_now
 
 MESSAGE_BYTES, MOST_MESSAGES = 1 << 30, 20_000
@@ -30,6 +34,8 @@ KEY_BYTES = 200
 MEASURED_EVERY_S = 1.0
 AGAIN_S = 5.0
 """Seconds after which a refused machine should try again."""
+SHARED_S = 15
+"""How long a gateway's counts hold for the others after it has told them last."""
 FOR_EVER = -1
 """What the broker says of a key without an expiry."""
 
@@ -73,6 +79,19 @@ class _Machine:
         self.count[key.own.is_message] -= 1
 
 
+@dataclass(slots=True)
+class _Sums:
+    """What a machine holds at other gateways: of messages (True) and of records (False)."""
+
+    bytes: Counter[bool] = field(default_factory=Counter)
+    count: Counter[bool] = field(default_factory=Counter)
+
+    def add(self, numbers: Sequence[int]) -> None:
+        """Add what one gateway told: bytes and values of messages, then of records."""
+        self.bytes.update({True: numbers[0], False: numbers[2]})
+        self.count.update({True: numbers[1], False: numbers[3]})
+
+
 class Holdings:
     """The keys of all machines at a gateway, from any thread.
 
@@ -89,6 +108,8 @@ class Holdings:
     ) -> None:
         self._broker, self._rounds, self._clock = broker, rounds, clock
         self._machines: defaultdict[str, _Machine] = defaultdict(_Machine)
+        self._id = secrets.token_hex(8)
+        self._elsewhere: dict[str, _Sums] = {}
         self._lock = threading.Lock()
 
     def begin(self, machine: str, name: str, own: Own) -> None:
@@ -121,8 +142,7 @@ class Holdings:
     def has_room(self, machine: str, is_message: bool) -> bool:
         """Whether the machine may hold more, by what was counted."""
         with self._lock:
-            found = self._machines.get(machine)
-            return found is None or not _is_full(found, is_message)
+            return not _is_full(*self._held(machine, is_message), is_message)
 
     def refusal(self, machine: str, is_message: bool) -> str | None:
         """Why the machine may hold no more at present; None: it may. Asks the broker. Raises RedisError;
@@ -130,12 +150,52 @@ class Holdings:
         """
         self._measure(machine)
         with self._lock:
-            found = self._machines[machine]
-            bytes_held, keys = found.bytes[is_message], found.count[is_message]
-            is_full = _is_full(found, is_message)
-        if not is_full or (is_message and keys < MOST_MESSAGES and bytes_held < self._allowed(machine)):
+            bytes_held, keys = self._held(machine, is_message)
+        if not _is_full(bytes_held, keys, is_message) or (
+            is_message and keys < MOST_MESSAGES and bytes_held < self._allowed(machine)
+        ):
             return None
         return for_now(f"this machine holds {keys} values of {size(bytes_held)} here, the most it may", AGAIN_S)
+
+    def share(self) -> None:
+        """Tell the other gateways what machines hold here, and learn what they hold there. During an outage of the
+        broker, or where another has written nonsense, what was learnt before holds.
+        """
+        with self._lock:
+            here = {
+                machine: f"{one.bytes[True]} {one.count[True]} {one.bytes[False]} {one.count[False]}"
+                for machine, one in self._machines.items()
+                if one.keys
+            }
+        try:
+            elsewhere = self._exchange(here)
+        except (RedisError, ComputeShareError, ValueError, IndexError):
+            return
+        with self._lock:
+            self._elsewhere = elsewhere
+
+    def _exchange(self, here: dict[str, str]) -> dict[str, _Sums]:
+        """Tell what machines hold here; returns what they hold elsewhere. Raises as `refusal`; ValueError, IndexError:
+        another gateway's counts make no sense.
+        """
+        redis, mine, found = self._broker(), gateway_key(self._id), defaultdict[str, _Sums](_Sums)
+        with redis.pipeline() as telling:
+            telling.delete(mine)
+            if here:
+                telling.hset(mine, mapping=here)  # type: ignore[arg-type]
+                telling.expire(mine, SHARED_S)
+                telling.sadd(GATEWAYS, self._id)
+            else:
+                telling.srem(GATEWAYS, self._id)
+            telling.smembers(GATEWAYS)
+            ids: set[bytes] = telling.execute()[-1]
+        for gateway in ids - {self._id.encode()}:
+            told: dict[bytes, bytes] = redis.hgetall(gateway_key(gateway.decode()))  # type: ignore[assignment]
+            if not told:
+                redis.srem(GATEWAYS, gateway)
+            for machine, numbers in told.items():
+                found[machine.decode()].add([int(each) for each in numbers.split()])
+        return found
 
     def look(self) -> bool:
         """Give the keys written lately an expiry where they have none, or a longer one than they need, and forget those
@@ -213,11 +273,17 @@ class Holdings:
                 else:
                     found.resize(key, count)
 
+    def _held(self, machine: str, is_message: bool) -> tuple[int, int]:
+        """The bytes and values that a machine holds, here and elsewhere, by what was counted; the lock is held."""
+        here, there = self._machines.get(machine), self._elsewhere.get(machine)
+        sums = [one for one in (here, there) if one]
+        return sum(one.bytes[is_message] for one in sums), sum(one.count[is_message] for one in sums)
+
     def _allowed(self, machine: str) -> int:
         """Bytes of messages that a machine may hold: its jobs' updates of two rounds, and what else it may send."""
         return MESSAGE_BYTES + 2 * self._rounds(machine)
 
 
-def _is_full(found: _Machine, is_message: bool) -> bool:
+def _is_full(bytes_held: int, count: int, is_message: bool) -> bool:
     most_bytes, most_keys = (MESSAGE_BYTES, MOST_MESSAGES) if is_message else (RECORD_BYTES, MOST_RECORDS)
-    return found.bytes[is_message] >= most_bytes or found.count[is_message] >= most_keys
+    return bytes_held >= most_bytes or count >= most_keys

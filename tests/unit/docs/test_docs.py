@@ -158,6 +158,7 @@ def test_every_key_is_in_the_protocol() -> None:
     undocumented = [name for name in named if not re.search(rf"`{name}[`:]", PROTOCOL)]
     assert len(job) > 15 and undocumented == []
     shared = (keys.JOBS, keys.WORKERS, keys.CONTROL_LOCK, keys.worker("ID"), keys.orders("ID"))
+    shared += (keys.GATEWAYS, keys.gateway("ID"))
     shared += (keys.TEXT_REQUESTS, keys.text_request("ID"), keys.text_answer("ID"))
     assert all(f"`{key}`" in PROTOCOL for key in shared)
 

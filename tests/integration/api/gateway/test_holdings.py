@@ -1,5 +1,6 @@
 """What a machine holds in the broker is bounded and expires, and an honest worker waits where there is no room."""
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -199,6 +200,51 @@ def test_a_machine_that_was_banned_is_told_so_by_a_gateway_that_is_new(member: M
     member.redis.hset(member.keys.banned(), f"{member.machine}other", "bad updates")
     [error] = Wire(member.far).exchange([["GET", member.keys.spec()]], raise_errors=False)
     assert "this machine is banned from this job" in str(error)
+
+
+def test_what_a_machine_holds_is_limited_over_all_gateways_together(
+    redis: Redis, job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MESSAGE_BYTES", 1000)
+    monkeypatch.setattr(limits, "MOST_RECORDS", 2)
+    machine, other = secrets.token_hex(4), secrets.token_hex(4)
+    here, there = Holdings(lambda: redis), Holdings(lambda: redis)
+
+    def holds(where: Holdings, count: int) -> str:
+        key = JobKeys(job_id).staged(f"{machine}work:{secrets.token_hex(16)}:0")
+        found = own(key.encode())
+        assert found is not None
+        where.begin(machine, *found)
+        where.add(machine, key, count)
+        return key
+
+    key = holds(here, 500)
+    holds(there, 400)
+    assert here.has_room(machine, True) and there.has_room(machine, True)
+    for gateway in (here, there, here):
+        gateway.share()
+    assert not here.has_room(machine, True) and not there.has_room(machine, True)
+    assert here.has_room(machine, False) and here.has_room(other, True)
+    here.end(machine, [key])  # the broker never got it
+    here.look()
+    here.share()
+    there.share()
+    assert there.has_room(machine, True) and not redis.exists(keys.gateway(here._id))
+
+
+def test_a_gateway_that_is_gone_is_forgotten_and_nonsense_changes_nothing(redis: Redis, job_id: str) -> None:
+    machine, gone = secrets.token_hex(4), secrets.token_hex(8)
+    here = Holdings(lambda: redis)
+    redis.sadd(keys.GATEWAYS, gone)
+    redis.hset(keys.gateway(gone), machine, f"{1 << 40} 1 0 0")
+    here.share()
+    assert not here.has_room(machine, True)
+    redis.hset(keys.gateway(gone), machine, "many")
+    here.share()
+    assert not here.has_room(machine, True)
+    redis.delete(keys.gateway(gone))
+    here.share()
+    assert here.has_room(machine, True) and not redis.sismember(keys.GATEWAYS, gone)
 
 
 def test_an_outage_of_the_broker_leaves_nothing_without_expiry(redis: Redis, job_id: str) -> None:
