@@ -10,6 +10,7 @@ import argparse
 import json
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from computeshare.tasks.modules import weights_of
 from computeshare.tasks.registry import task_of
 from computeshare.training.computation import replica_of
 from computeshare.training.server_step import ServerStep
+from computeshare.types import Vector
 
 SAMPLES, REPLICAS, WARMUP = 24_000, 4, 100
+Harm = Callable[[Vector], Vector]
 ADAMW = {"name": "AdamW", "lr": 1e-3, "betas": [0.9, 0.99], "weight_decay": 0.1}
 GPT = {
     "dataset": "tinyshakespeare",
@@ -35,9 +38,9 @@ GPT = {
 }
 
 
-def trained(spec: JobSpec, data: Path) -> dict[str, Any]:
+def trained(spec: JobSpec, data: Path, harm: Harm | None = None) -> dict[str, Any]:
     """Train a job's rounds in this process; the score of its last version. A kept inner state stays with its replica's
-    place in the round.
+    place in the round. `harm` is done to the update of another unit of each round in turn.
     """
     torch.set_num_threads(1)
     instance = task_of(spec).instance(spec.seed, "train", data)
@@ -55,7 +58,10 @@ def trained(spec: JobSpec, data: Path) -> dict[str, Any]:
             replica = replicas[place % places]
             replica.load(recent[0])
             update = replica.compute(unit)
-            updates.append((update.vector, update.buffers))
+            vector = update.vector
+            if harm and place == version % len(work.units):
+                vector = harm(vector)
+            updates.append((vector, update.buffers))
         model = server.step(version + 1, model, updates, [spec.plan.unit_size(unit) for unit in work.units])
         recent.append(model.published)
         samples += work.samples

@@ -145,7 +145,7 @@ class Strategy(Part):
     lease: ClassVar[str] = "micro-batch"
     """Name of a worker's lease, for users."""
     remedy: ClassVar[str] = (
-        "choose strategy sync, async or local, at least 3 minimum workers (workers.min) and combine median"
+        "choose strategy sync, async or local, at least 3 minimum workers (workers.min) and combine huber"
     )
     """How a job of this kind comes to tolerate a minority of bad machines, for users."""
 

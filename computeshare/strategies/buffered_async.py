@@ -56,7 +56,7 @@ class AsyncStrategy(RobustStrategy):
         divided by the sum of the weights, it would make a full step. (FedBuff divides by the number of updates, which
         have the same size there.) Staleness does not discount the model's buffers: their mean is weighted by samples.
 
-        With a robust `combine`, the median or trimmed mean of the updates times their staleness weights. Updates are
+        With a robust `combine`, the robust estimate of the updates times their staleness weights. Updates are
         clipped to `max_norm` before they are discounted.
         """
         staleness = about.staleness or [0] * len(about.samples)

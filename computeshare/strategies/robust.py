@@ -1,6 +1,6 @@
 """Combinations of updates that tolerate a minority of bad workers: `combine` and `max_norm`, and when they may be used.
 
-Source: Yin et al., arXiv:1803.01498 (coordinate-wise median and trimmed mean).
+Source: Yin et al., arXiv:1803.01498 (coordinate-wise median and trimmed mean); Huber (1964).
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from pydantic import Field
 
 from computeshare.jobspec.quorum import bad_values, tolerated
 from computeshare.jobspec.sampling_plan import Plan
-from computeshare.strategies.averages import Average, Mean, Robust, clipped, mean, median, stacked, trimmed_mean
+from computeshare.strategies.averages import Average, Mean, Robust, clipped, huber, mean, median, stacked, trimmed_mean
 from computeshare.strategies.base import Contributions, Strategy
 from computeshare.types import Vector
 
@@ -23,10 +23,10 @@ class RobustStrategy(Strategy):
     sized_by: ClassVar[str] = "micro_batch"
     """The fields that determine the number of units in an epoch."""
 
-    remedy: ClassVar[str] = 'set at least 3 minimum workers (workers.min) and {"strategy": {"combine": "median"}}'
+    remedy: ClassVar[str] = 'set at least 3 minimum workers (workers.min) and {"strategy": {"combine": "huber"}}'
 
-    combine: Literal["mean", "median", "trimmed_mean"] = Field(
-        "mean", description="how a round's updates are combined; median and trimmed_mean tolerate bad workers"
+    combine: Literal["mean", "median", "trimmed_mean", "huber"] = Field(
+        "mean", description="how a round's updates are combined; all but mean tolerate bad workers"
     )
     max_norm: float | None = Field(None, gt=0, description="clip each update to this Euclidean norm")
 
@@ -55,7 +55,7 @@ class RobustStrategy(Strategy):
         return self.max_norm is not None
 
     def gradient(self, updates: Iterable[Vector], about: Contributions, out: Vector | None = None) -> Vector:
-        """The mean of the updates weighted by samples, or their coordinate-wise median or trimmed mean."""
+        """The mean of the updates weighted by samples, or their coordinate-wise robust estimate."""
         if self.combine == "mean":
             return mean(self.clipped(updates, about), about.samples, out)
         return self.robust(self.clipped(updates, about), about)
@@ -65,11 +65,12 @@ class RobustStrategy(Strategy):
         return updates if self.max_norm is None else clipped(updates, self.max_norm, about.norms)
 
     def robust(self, updates: Iterable[Vector], about: Contributions) -> Vector:
-        """The updates' coordinate-wise median or trimmed mean; `combine` must be one of these."""
+        """The updates' coordinate-wise median, trimmed mean or Huber estimate; `combine` must be one of these."""
         count = len(about.samples)
         if self.combine == "median":
             return median(stacked(updates, count))
-        return trimmed_mean(stacked(updates, count), bad_values(count, about.workers))
+        combination = huber if self.combine == "huber" else trimmed_mean
+        return combination(stacked(updates, count), bad_values(count, about.workers))
 
     def average(self, samples: Sequence[int], workers: int) -> Average:
         """The average of the updates' buffers, such as running variances: robust if `combine` is."""

@@ -144,7 +144,7 @@ def test_local_sgd_learns_though_one_replica_of_five_is_a_thousandfold_or_turned
 
     clean = reached(plain)
     assert clean > 0.94 and reached(plain, harms["x1000"]) < 0.5
-    for combine in ("median", "trimmed_mean"):
+    for combine in ("median", "trimmed_mean", "huber"):
         robust = plain.model_copy(update={"combine": combine})
         assert all(reached(robust, harm) >= clean - 0.015 for harm in harms.values())
 

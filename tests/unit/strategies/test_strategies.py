@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from computeshare.strategies.averages import Mean, mean
+from computeshare.strategies.averages import Mean, huber, mean, opposed
 from computeshare.strategies.base import Contributions
 from computeshare.strategies.buffered_async import AsyncStrategy
 from computeshare.strategies.local import LocalStrategy
@@ -84,6 +84,45 @@ def test_a_scaled_gradient_weighs_no_more_than_max_norm() -> None:
     lies = [honest[0] * np.float32(1000), *honest[1:]]
     clipped = SyncStrategy(max_norm=1).gradient(lies, Contributions([32] * 5))
     assert clipped == pytest.approx(mean(honest, [32] * 5), abs=1e-6)
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+@pytest.mark.parametrize(("lying", "workers"), [(2, 5), (1, 3)])
+def test_hostile_workers_move_hubers_estimate_by_twice_the_honest_distance_at_most(
+    what: str, lying: int, workers: int
+) -> None:
+    stale, honest = np.full(50, -5, np.float32), np.stack(SMALLER[lying:workers])
+    lies = [HOSTILE[what](update, stale) for update in SMALLER[:lying]]
+    rows = np.stack([*lies, *honest])
+    got = SyncStrategy(combine="huber").gradient(rows, Contributions([32] * workers, workers=workers))
+    middle = np.median(rows, axis=0)
+    assert (np.abs(got - middle) <= 2 * np.abs(honest - middle).max(axis=0) + 1e-6).all()
+
+
+def test_hubers_estimate_leaves_out_those_turned_round_and_is_the_mean_of_honest_updates_close_together() -> None:
+    honest = [np.float32([10 + step, 20 - step]) for step in (-1, 0, 0.5, 1)]
+    turned = np.stack([-honest[2], *honest])
+    about, goal = Contributions([1] * 5, workers=5), np.mean(honest, axis=0)
+    off = [np.abs(SyncStrategy(combine=one).gradient(turned, about) - goal).max() for one in ("huber", "median")]
+    assert off[0] < off[1] / 2
+    everybody = [np.float32([10 + step, 20 - step]) for step in (-1, -0.5, 0, 0.5, 1)]
+    got = SyncStrategy(combine="huber").gradient(everybody, about)
+    assert got == pytest.approx(np.mean(everybody, axis=0))
+
+
+@pytest.mark.parametrize(("bad", "estimate"), [(0, 4.5 - 4 / 6), (1, 4.5), (2, 5.5)])
+def test_hubers_estimate_leaves_out_no_more_than_may_be_bad(bad: int, estimate: float) -> None:
+    rows = np.float32([[4], [5], [6], [7], [-1], [-2]])  # the median is 4.5, the median distance 2
+    assert huber(rows, bad) == pytest.approx([estimate])
+
+
+def test_who_points_away_from_most_others_is_found_though_noise_is_larger_than_what_they_agree_on() -> None:
+    honest = [np.float32(1) + RNG.normal(0, 2, size=2000).astype(np.float32) for _ in range(4)]
+    lie = -(np.float32(1) + RNG.normal(0, 2, size=2000).astype(np.float32))
+    assert opposed(np.stack([*honest[:2], lie * np.float32(1e30), *honest[2:]])) == [2]
+    assert opposed(np.stack(honest)) == []
+    late = [RNG.normal(0, 1, size=2000).astype(np.float32) for _ in range(5)]  # agree on nothing
+    assert opposed(np.stack([*honest, late[0]])) == []
 
 
 def test_the_trimmed_mean_leaves_out_as_many_as_may_be_bad() -> None:

@@ -1,0 +1,59 @@
+"""What one replica of five whose sign is turned costs with `local`, by how updates are combined: the loss on the test
+split, in one process, no broker.
+
+    python -m bench.turned_replica [--case lenet5 gpt ...] [--combine mean huber] [--harm none turned] [--seeds 0 1 2]
+
+Prints a line of JSON per run.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bench.local_loss import ADAMW, GPT, Harm, lasting, trained
+from computeshare.settings import Settings
+
+REPLICAS = 5
+FIVE: dict[str, Any] = {"kind": "local", "replicas": REPLICAS, "inner_steps": 25}
+AVERAGED = {"inner_optimizer": {"name": "SGD", "lr": 0.02, "momentum": 0.9}, "outer_lr": 1, "outer_momentum": 0}
+MNIST: dict[str, Any] = {"dataset": "mnist", "model": "lenet5", "micro_batch": 32, "evaluate_every": 0}
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "lenet5": (60_000, {**MNIST, "strategy": FIVE | AVERAGED}),
+    "lenet5-diloco": (60_000, {**MNIST, "strategy": FIVE}),
+    "gpt": (6_000, {**GPT, "micro_batch": 6, "strategy": FIVE | {"inner_optimizer": ADAMW}}),
+}
+"""Samples, and the JobSpec without its length."""
+HARMS: Mapping[str, Harm | None] = {
+    "none": None,
+    "turned": np.negative,
+    "tenfold": lambda update: update * np.float32(-10),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
+    combinations = ["mean", "median", "trimmed_mean", "huber"]
+    parser.add_argument("--combine", nargs="+", choices=combinations, default=combinations)
+    parser.add_argument("--harm", nargs="+", choices=HARMS, default=["none", "turned"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    args = parser.parse_args()
+    for case in args.case:
+        samples, document = CASES[case]
+        for seed in args.seeds:
+            for combine in args.combine:
+                strategy = document["strategy"] | {"combine": combine}
+                changes = {"strategy": strategy, "seed": seed, "workers": {"min": REPLICAS, "max": REPLICAS}}
+                for harm in args.harm:
+                    began = time.monotonic()
+                    found = trained(lasting(document | changes, samples), Settings().data_dir, HARMS[harm])
+                    about = {"case": case, "combine": combine, "harm": harm, "seed": seed}
+                    print(json.dumps({**about, **found, "seconds": round(time.monotonic() - began)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
