@@ -114,6 +114,9 @@ class Background:
         """End the loops after their turns, and release the lock, so that another control plane takes over at once."""
         self._stop.set()
         self._wake.set()
+        if self.leading:
+            with contextlib.suppress(RedisError, ComputeShareError):
+                self._pieces.wake(self._broker.client())
         for thread in self._threads:
             thread.join(timeout=10)
         self._dispatcher.rest()

@@ -111,6 +111,14 @@ class PieceServer:
         put = self.serve(redis)
         time.sleep(max(0.0, put / BYTES_PER_S - (self._clock() - began)))
 
+    @staticmethod
+    def wake(redis: Redis) -> None:
+        """Have a `step` that waits go on at once. Raises RedisError."""
+        pipeline = redis.pipeline()
+        pipeline.lpush(keys.BUNDLE_ASKED, 1)
+        pipeline.expire(keys.BUNDLE_ASKED, KEYS_LIFE_S)
+        pipeline.execute()
+
     def serve(self, redis: Redis) -> int:
         """Put wanted pieces into the broker, and delete those that nobody wants; returns the bytes put there."""
         if not self._began:
