@@ -19,7 +19,13 @@ LONG_FILES, E2E_FILES = 2, 4
 """Of the files with long tests, and of the files in tests/e2e, so many run with the whole suite."""
 ALWAYS = ("test_bits.py", "test_pages.py")
 """The files in tests/e2e that always run: the promise of equal bits, and the job's page."""
-structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))  # stdout is what a command answers
+structlog.configure(
+    processors=[
+        *structlog.get_config()["processors"][:-1],
+        structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+    ],  # with all local variables, as by default, an error takes seconds to print
+    logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # stdout is what a command answers
+)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
