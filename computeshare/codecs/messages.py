@@ -159,8 +159,30 @@ def _encoded_weights(
         if before is not None:
             values = np.subtract(values, before[bucket], out=scratch[: values.size])
         yield codec.fitted(layout.pieces[index]).encode(values, seed + index, compress)
-    yield EXACT.encode(weights.buffers)
-    yield frame.pack(weights.counters.astype("<i8", copy=False))
+    yield from encode_rest(weights.buffers, weights.counters)
+
+
+def encode_rest(buffers: Vector, counters: Counters) -> list[Blob]:
+    """The frames of a version's buffers (b,) and counters (c,), which follow those of its buckets."""
+    return [EXACT.encode(buffers), frame.pack(counters.astype("<i8", copy=False))]
+
+
+def encode_weights_bucket(
+    codec: Codec, values: Vector, layout: Layout, index: int, seed: int, before: Vector | None, out: Vector | None
+) -> Blob:
+    """The frame of one bucket of a version's parameters, as `encode_weights` makes it.
+
+    Args:
+        values, before: of this bucket; the others as for `encode_weights`.
+        out: becomes the bucket as workers decode it; None: it is not wanted.
+    """
+    one = codec.fitted(layout.pieces[index])
+    blob = one.encode(values if before is None else np.subtract(values, before), seed + index, not codec.exact)
+    if out is not None:
+        decoded = one.decode(blob, values.size, out)
+        if before is not None:
+            np.add(before, decoded, out=out)
+    return blob
 
 
 def decode_some(

@@ -15,6 +15,10 @@ from computeshare.jobspec.part import error_at
 LARGEST_NUMBER = 1e300
 LARGEST_ARGUMENT = 1e8
 """The largest argument of an optimizer: torch itself fails with some larger values."""
+BY_VALUE = frozenset(
+    ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
+)
+"""Element-wise optimizers: the tensor that a value belongs to does not matter."""
 
 
 class OptimizerSpec(BaseModel):

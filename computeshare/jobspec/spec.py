@@ -17,7 +17,7 @@ from computeshare.jobspec.catalog import catalog, dataset_names, normalized_name
 from computeshare.jobspec.controls import DATA, MACHINES, MORE, OPTIMIZER, ROUND, Control
 from computeshare.jobspec.early_stop import Stop
 from computeshare.jobspec.machine_needs import Needs
-from computeshare.jobspec.optimizer_spec import OptimizerSpec, changing
+from computeshare.jobspec.optimizer_spec import BY_VALUE, OptimizerSpec, changing
 from computeshare.jobspec.part import Part, error_at, missing
 from computeshare.jobspec.privacy import Privacy
 from computeshare.jobspec.sampling_plan import Plan, Round, held_out
@@ -551,6 +551,12 @@ class JobSpec(Part):
             return EVERY_STEP_ALIKE
         factor = self.micro_batches_per_round if self.lr_scaling == "linear" else 1
         return replace(self.inner_rules, lr_factor=factor)
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether buckets of a version may be made, and read by workers, before its round is complete."""
+        by_value = self.optimizer.name in BY_VALUE and not self.server_rules.clip_norm
+        return self.strategy.combines_early and by_value
 
     @property
     def sharers(self) -> int:

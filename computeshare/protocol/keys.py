@@ -162,7 +162,7 @@ class JobKeys:
         """hash: status, token, base, version, first, count, carried, total, needed, cursor, opened, deadline, closed,
         counted, bases, recent (number of versions whose updates count), snapshot (the newest version whose weights are
         kept whole, where versions are published as differences), doubted (the token, if workers found its weights
-        damaged).
+        damaged), draft (the name of the draft that the version was, if it was one).
 
         The job is open while the hash exists; `counted` lists the updates that led from `base` to `token`.
         """
@@ -227,6 +227,24 @@ class JobKeys:
     def early(self) -> str:
         """hash: as `received`, of the next round, whose units are computed meanwhile in a job with a delay."""
         return self._key("early")
+
+    def offers(self) -> str:
+        """hash of the current round: micro-batch to `worker|nonce|,PART,PART,`: the parts of its update that are staged
+        while the update is not submitted yet.
+        """
+        return self._key("offers")
+
+    def draft(self, name: str) -> str:
+        """hash: parts of the next version, made before the round is complete; the commit turns it into `weights` or
+        `delta`, and notes its name, 32 random hex digits, in the round; expires.
+        """
+        return self._key("draft", name)
+
+    def drafts(self) -> str:
+        """stream: `token name part` for each part of a draft: the version that it follows; trimmed to the newest few
+        hundred.
+        """
+        return self._key("drafts")
 
     def sessions(self) -> str:
         """hash: worker to its newest session; an older session is fenced."""
@@ -379,7 +397,7 @@ class JobKeys:
 
     def messages(self) -> tuple[str, ...]:
         """The prefixes of the keys of versions, updates and peers' weights."""
-        return tuple(self._key(kind, "") for kind in ("weights", "delta", "news", "state", "update", "peer"))
+        return tuple(self._key(kind, "") for kind in ("weights", "delta", "news", "state", "update", "peer", "draft"))
 
     def pattern(self) -> str:
         """Matches every key of the job, for deletion."""

@@ -1,6 +1,7 @@
 """A reducer's side of the round protocol: claim, open, gather, refuse, commit."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha1
@@ -27,6 +28,22 @@ EVENTS_KEPT, EVENTS_FOLDED = 5000, 1000
 """Events kept unfolded for the control plane, and the number of older events folded at a time."""
 STAGED_S = 120
 """Lifetime of staged weights and states, in seconds."""
+_OFFER = re.compile(r"([^|]+)\|([^|]+)\|((?:,\d{1,4})*,)")
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The staged parts of an update that is not submitted yet."""
+
+    worker: str
+    nonce: str
+    parts: frozenset[int]
+
+    @classmethod
+    def parse(cls, entry: bytes) -> "Offer | None":
+        """Parse an entry of `offers`; None: no script has written it."""
+        match = _OFFER.fullmatch(entry.decode(errors="replace"))
+        return match and cls(match[1], match[2], frozenset(int(part) for part in match[3].split(",") if part))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +162,35 @@ class ReducerSession(RoundStore):
         whole = {one: found for one, found in read if _is_there(found) and _too_large(found) is None}
         return RoundState.parse(values), received, whole
 
+    def offers(self) -> dict[int, Offer]:
+        """By micro-batch, what is staged of the round's updates that are not submitted yet."""
+        (entries,) = self._channel.exchange([["HGETALL", self.keys.offers()]])
+        found = ((int(unit), Offer.parse(entry)) for unit, entry in pairs(entries))
+        return {unit: offer for unit, offer in found if offer}
+
+    def staged_part(self, unit: int, offer: Offer, part: int, into: Blob) -> Blob | None:
+        """A staged part of an update, as a view of `into`; None if it is gone. Raises CodecError: it is too long."""
+        key = self.keys.staged(f"{offer.worker}:{offer.nonce}:{unit}")
+        (found,) = self._channel.fetch([["HGET", key, part]], [into], large=True)
+        if isinstance(found, CodecError):
+            raise found
+        return None if found is None else memoryview(found)
+
+    def draft(self, token: Token, name: str, part: int, blob: Blob) -> bool:
+        """Publish a part of a draft of the version after `token`; False if the version or the fence had moved on."""
+        key = self.keys.draft(name)
+        told = self._channel.script("draft", self.keys, token=str(token), fence=self.fence, draft=name, part=part)
+        commands: list[Command] = [["HSET", key, part, blob], ["EXPIRE", key, STAGED_S], told]
+        return bool(self._channel.exchange(commands, large=True)[-1])
+
+    def keep_draft(self, name: str) -> None:
+        """Keep a draft from expiring."""
+        self._channel.exchange([["EXPIRE", self.keys.draft(name), STAGED_S]])
+
+    def drop_draft(self, name: str) -> None:
+        """Delete a draft that will not be committed."""
+        self._channel.exchange([["UNLINK", self.keys.draft(name)]])
+
     def now_ms(self) -> float:
         """Milliseconds since the epoch by the broker's clock."""
         now: Any = self.redis.time()
@@ -203,7 +249,7 @@ class ReducerSession(RoundStore):
         k = self.keys
         token: Any = str(state.token) if state else self.redis.hget(k.round(), "token")
         dropped = [k.leases(), k.backups(), k.received(), k.free(), k.suspects(), k.full(), k.recent(), k.chain()]
-        dropped += [k.audits(), k.copies(), k.disputes(), k.peers(), k.early()]
+        dropped += [k.audits(), k.copies(), k.disputes(), k.peers(), k.early(), k.offers(), k.drafts()]
         there = (bytes(key).decode() for key in self.redis.scan_iter(k.pattern(), count=1000))
         dropped += [key for key in there if key.startswith(k.messages())]
         return bool(self.scripts.call("discard", k, token=token or "", fence=self.fence, dropped_keys=dropped))
@@ -258,12 +304,13 @@ class ReducerSession(RoundStore):
         base: RoundState,
         parts: Sequence[Received],
         token: Token,
-        weights: Sequence[Blob],
+        weights: Sequence[Blob | None],
         next_round: Round,
         event: dict[str, Any],
         link: Link | None = None,
         news: bool = False,
         state: Sequence[Blob] | None = None,
+        draft: str = "",
     ) -> bool:
         """Publish the next version, once; False if the version or the fence had moved on.
 
@@ -271,14 +318,15 @@ class ReducerSession(RoundStore):
             base: the round that was reduced.
             parts: the updates that made the version, ascending: all updates received, unless the next round is the same
                 window of units.
-            weights: the parts that `begin` returned.
+            weights: the parts that `begin` returned, or all parts, with None for those in the draft.
             next_round: the next round, including carried units; its count is 0 after the last round.
             link: changes to the chain, if `weights` are the difference from the version before.
             news: whether to publish `weights` as news, too (`JobKeys.news`).
             state: the version's state, to be stored in the same exchange; None: call `store_state` next.
+            draft: name of the draft that holds the other parts.
         """
         k = self.keys
-        staged, snapshot = self._staged("weights"), self._staged("snapshot")
+        staged, snapshot = k.draft(draft) if draft else self._staged("weights"), self._staged("snapshot")
         bases = [part.base for part in parts]
         entries = sha1(b"".join(part.entry for part in parts), usedforsecurity=False)
         command = self._channel.script(
@@ -310,6 +358,8 @@ class ReducerSession(RoundStore):
             kept=link.kept if link and link.snapshot else "",
             has_news=int(news),
             next_ahead=next_round.ahead,
+            draft=draft,
+            draft_parts=len(weights),
         )
         messages = {staged: weights, snapshot: link.snapshot if link else None}
         there = {key: message for key, message in messages.items() if message}

@@ -1,14 +1,14 @@
 """A worker's side of the round protocol."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from redis import Redis
 
 from computeshare.codecs.messages import seal
-from computeshare.errors import Banned, Fenced, JobGone
+from computeshare.errors import Banned, CodecError, Fenced, JobGone
 from computeshare.protocol.channel import Channel, Messages, pairs
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import leave
@@ -75,6 +75,18 @@ class Pulled:
     deltas: Sequence[Sequence[Blob]]
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Parts of the version after `token` that were read before its commit."""
+
+    token: str = ""
+    name: str = ""
+    parts: Mapping[int, Blob] = field(default_factory=dict)
+
+
+NO_DRAFT = Draft()
+
+
 class WorkerSession:
     """One worker's session in one job."""
 
@@ -86,7 +98,7 @@ class WorkerSession:
         self.session_id = session_id
         self._scripts = Scripts(redis)
         self._channel = Channel(redis, wires)
-        self._last_id = "0-0"
+        self._last_id = self._last_draft = "0-0"
         self.devices = 1
         """Number of units that this worker computes at once."""
 
@@ -157,25 +169,66 @@ class WorkerSession:
         """Ask for micro-batches of the round that starts from `token`. Raises Fenced, Banned, JobGone."""
         return self._granted(self._channel.exchange([self._lease(token)])[0])
 
-    def pull(self, token: str, parts: int, into: Sequence[Blob] | None = None) -> tuple[list[Blob] | None, Grant]:
+    def pull(
+        self, token: str, parts: int, into: Sequence[Blob] | None = None, draft: Draft = NO_DRAFT
+    ) -> tuple[list[Blob] | None, Grant]:
         """Fetch a version's weights (None if they are gone) and a lease on its round, in one exchange.
 
         Args:
             parts: number of parts of the weights.
             into: a buffer for each part, to save copies of large weights; the returned parts are views of the buffers.
+            draft: parts that were read before; they are read again unless the version was made of this draft.
         """
-        found, (reply,) = self._channel.read(self.keys.weights(token), parts, into, [self._lease(token)])
+        found, (reply,) = self._read(self.keys.weights(token), token, parts, into, draft, [self._lease(token)])
         return found, self._granted(reply)
 
     def follow(
-        self, loaded: str, token: str, parts: int, into: Sequence[Blob] | None = None
+        self, loaded: str, token: str, parts: int, into: Sequence[Blob] | None = None, draft: Draft = NO_DRAFT
     ) -> tuple[Pulled | None, Grant]:
         """As `pull`, for versions published as differences: fetch the messages from version `loaded` to `token`.
 
-        `into` holds a buffer for each part of the last difference.
+        `into` holds a buffer for each part of the last difference, and `draft` parts of that one.
         """
-        pulled, (reply,) = self._follow(loaded, token, parts, into, [self._lease(token)])
+        pulled, (reply,) = self._follow(loaded, token, parts, into, [self._lease(token)], draft)
         return pulled, self._granted(reply)
+
+    def drafted(self, timeout_ms: int) -> list[tuple[str, str, int]]:
+        """Wait for parts of drafts. Returns token, draft's name and index of each new one, since the last call."""
+        block = max(1, min(timeout_ms, BLOCK_MS))
+        (reply,) = self._channel.exchange([["XREAD", "BLOCK", block, "STREAMS", self.keys.drafts(), self._last_draft]])
+        if not reply:
+            return []
+        entries = (reply if isinstance(reply, list) else [*reply.items()])[0][1]
+        self._last_draft = entries[-1][0].decode()
+        told = [dict(pairs(fields)) for _, fields in entries]
+        return [(one[b"token"].decode(), one[b"name"].decode(), int(one[b"part"])) for one in told]
+
+    def read_draft(self, name: str, parts: Sequence[int], into: Sequence[Blob]) -> list[Blob | None]:
+        """These parts of a draft, as views of `into`; None for one that is gone, or too long."""
+        asked: list[Command] = [["HGET", self.keys.draft(name), part] for part in parts]
+        return [None if isinstance(one, CodecError) else one for one in self._channel.fetch(asked, into)]
+
+    def _read(
+        self,
+        key: str,
+        token: str,
+        parts: int,
+        into: Sequence[Blob] | None,
+        draft: Draft,
+        others: Sequence[Command] = (),
+    ) -> tuple[list[Blob] | None, list[Any]]:
+        """As `Channel.read`, of a version, without the parts of `draft` if the version was made of it."""
+        if into is None or not draft.parts:
+            return self._channel.read(key, parts, into, others)
+        missing = [part for part in range(parts) if part not in draft.parts]
+        asked: list[Command] = [["HGET", key, part] for part in missing]
+        asked += [["HMGET", self.keys.round(), "token", "draft"], *others]
+        replies = self._channel.exchange(asked, [*(into[part] for part in missing), None, *[None] * len(others)])
+        found, (told, *rest) = replies[: len(missing)], replies[len(missing) :]
+        if told != [token.encode(), draft.name.encode()]:
+            return self._channel.read(key, parts, into)[0], rest
+        message = [{**draft.parts, **dict(zip(missing, found, strict=True))}[part] for part in range(parts)]
+        return None if None in message else message, rest
 
     def read_weights(self, token: str, parts: int, into: Sequence[Blob] | None = None) -> list[Blob] | None:
         """As `pull`, without a lease."""
@@ -186,12 +239,18 @@ class WorkerSession:
         return self._follow(loaded, token, parts, into, [])[0]
 
     def _follow(
-        self, loaded: str, token: str, parts: int, into: Sequence[Blob] | None, others: list[Command]
+        self,
+        loaded: str,
+        token: str,
+        parts: int,
+        into: Sequence[Blob] | None,
+        others: list[Command],
+        draft: Draft = NO_DRAFT,
     ) -> tuple[Pulled | None, list[Any]]:
         """The messages from version `loaded`, or from a snapshot, to `token`; and the replies to `others`."""
         k = self.keys
         asked: list[Command] = [["LRANGE", k.chain(), 0, -1], ["HGET", k.round(), "snapshot"], *others]
-        newest, (chain, snapshot, *replies) = self._channel.read(k.delta(token), parts, into, asked)
+        newest, (chain, snapshot, *replies) = self._read(k.delta(token), token, parts, into, draft, asked)
         tokens = [one.decode() for one in chain]
         for start in dict.fromkeys((loaded, "")):  # a version that was opened has no difference from the one before
             way = route(tokens, (snapshot or b"").decode(), start, token)
@@ -217,10 +276,17 @@ class WorkerSession:
             "doubt", self.keys, token=token, worker=self.worker_id, session=self.session_id, again=int(again)
         )
 
-    def stage(self, nonce: str, micro_batch: int, index: int, part: Blob) -> None:
-        """Send a part of an update ahead of the submission `nonce`; call `extend` to keep the part from expiring."""
+    def stage(self, nonce: str, micro_batch: int, parts: Mapping[int, Blob], offered_on: str = "") -> None:
+        """Send parts of an update, by index, ahead of the submission `nonce`; call `extend` to keep them from expiring.
+
+        Args:
+            offered_on: tell the reducer of them; the version that the update is computed on.
+        """
         key = self._staged(nonce, micro_batch)
-        self._channel.exchange([["HSET", key, index, part], ["EXPIRE", key, STAGED_S]], large=True)
+        offer = self._offer(offered_on, nonce, micro_batch, parts) if offered_on else None
+        sent = [one for part in parts.items() for one in part]
+        commands: list[Command] = [["HSET", key, *sent], ["EXPIRE", key, STAGED_S]]
+        self._channel.exchange([*commands, offer] if offer else commands, large=True)
 
     def unstage(self, nonce: str, micro_batches: Iterable[int]) -> None:
         """Delete the parts staged for the submission `nonce`, which will not be made."""
@@ -345,6 +411,10 @@ class WorkerSession:
             micro_batches=[micro_batch for micro_batch, _, _ in updates],
             losses=[loss for _, _, loss in updates],
         )
+
+    def _offer(self, token: str, nonce: str, micro_batch: int, parts: Iterable[int]) -> Command:
+        about = {"token": token, "worker": self.worker_id, "session": self.session_id, "nonce": nonce}
+        return self._channel.script("offer", self.keys, **about, micro_batch=micro_batch, parts=[*parts])
 
     def _lease(self, token: str, and_news: bool = False) -> Command:
         return self._channel.script(

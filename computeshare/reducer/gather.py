@@ -11,15 +11,16 @@ import structlog
 
 from computeshare.codecs.base import Codec
 from computeshare.codecs.messages import decode_bucket, largest_update, parts_of
+from computeshare.codecs.registry import EXACT
 from computeshare.errors import CodecError, Diverged
 from computeshare.jobspec.quorum import largest_share, tolerated
 from computeshare.jobspec.sampling_plan import Plan, Round
-from computeshare.protocol.reducer_session import ReducerSession
+from computeshare.protocol.reducer_session import Offer, ReducerSession
 from computeshare.protocol.refusal import Fault, Received, Suspicion
 from computeshare.protocol.round_store import RoundState
 from computeshare.strategies.averages import Average
 from computeshare.tensors.layout import Layout
-from computeshare.types import Message, Token, Vector, machine_of
+from computeshare.types import Blob, Message, Token, Vector, machine_of
 
 ROOM_BYTES = 4096
 """Bytes for the headers of a bucket's frames."""
@@ -32,6 +33,10 @@ log = structlog.get_logger()
 
 class Refused(Exception):
     """Some of a round's updates were refused; their units are leased again."""
+
+
+class Altered(Exception):
+    """An accepted update is invalid, or not the one that was read before it was accepted."""
 
 
 class Gatherer:
@@ -115,6 +120,54 @@ class Gatherer:
         except CodecError as error:
             return str(error)[:100]
         return found.hexdigest()
+
+    def early(self, unit: int, source: Received | Offer, bucket: int) -> tuple[Vector, bytes] | None:
+        """One bucket of an update that may not be submitted yet, and the digest of its frame; None: it is not there.
+
+        The vector is valid until the next bucket is decoded. Raises CodecError: the frame is invalid.
+        """
+        frame: Blob | None = None
+        if isinstance(source, Offer):
+            frame = self.session.staged_part(unit, source, bucket, self._rooms[0])
+        else:
+            (found,) = self.session.updates([(source.base, unit)], range(bucket, bucket + 1), self._rooms[:1])
+            if isinstance(found, CodecError):
+                raise found
+            frame = found[0] if found else None
+        if frame is None:
+            return None
+        size = self.layout.bucket_sizes[bucket]
+        values = self.codec.fitted(self.layout.pieces[bucket]).decode(frame, size, self._values[:size])
+        return values, sha256(frame).digest()
+
+    def confirm(
+        self, base: RoundState, parts: dict[int, Received], digests: Sequence[Mapping[int, bytes]], buffers: Average
+    ) -> None:
+        """Check accepted updates all of whose buckets were read by `early`, and sum their buffers in `buffers`.
+
+        Args:
+            digests: for each bucket, unit to the digest of its frame.
+        Raises: Altered: one is invalid, or another than was read; nothing was refused.
+        """
+        if self._above_limits(parts, base.needed):
+            raise Altered
+        for bucket, known in enumerate(digests):
+            for m, frames in self._frames([parts[m] for m in sorted(parts)], bucket):
+                if frames is None or isinstance(frames, CodecError) or frames[0] is None:
+                    raise Altered
+                if sha256(frames[0]).digest() != known[m]:
+                    raise Altered
+                if bucket == len(digests) - 1:
+                    buffers.add(self._finite_buffers(frames[1], parts[m].loss), self.plan.unit_size(m))
+
+    def _finite_buffers(self, frame: Blob | None, loss: float) -> Vector:
+        try:
+            buffers = EXACT.decode(frame or b"", self.layout.buffers)
+        except CodecError as error:
+            raise Altered from error
+        if not (np.isfinite(buffers).all() and np.isfinite(loss)):
+            raise Altered
+        return buffers
 
     def reread(self, update: tuple[str, int], bucket: int) -> Vector | None:
         """A bucket of a counted update (base token, unit), which `checked` accepted before; None if it is gone.

@@ -43,6 +43,11 @@ class JobContext:
     """Digest of the parameters that are not trained; empty: there are none."""
 
     @property
+    def has_drafts(self) -> bool:
+        """Whether buckets of a version may be made and published before its round is complete."""
+        return self.spec.has_drafts and len(self.layout.buckets) > 1 and not self.layout.cuts
+
+    @property
     def terms(self) -> Terms:
         """The terms that the scripts hold every round to."""
         spec, strategy = self.spec, self.spec.strategy

@@ -1,8 +1,10 @@
 """The next version of a complete round: audit and combine the updates, step, compute the digest, begin to send it."""
 
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +15,11 @@ from computeshare.protocol.reducer_session import Link, ReducerSession
 from computeshare.protocol.refusal import AuditRecords, Received
 from computeshare.protocol.round_store import RoundState
 from computeshare.protocol.versions.chain import Chain
+from computeshare.reducer.drafts.round_draft import RoundDraft
 from computeshare.reducer.gather import Gatherer, Refused, RoundUpdates
 from computeshare.reducer.job_setup import JobContext
 from computeshare.reducer.recovery import staleness
+from computeshare.runtime.failpoints import failpoint
 from computeshare.strategies.averages import Spread
 from computeshare.tensors.layout import Digest, Weights
 from computeshare.types import Blob, Token, Vector, machine_of
@@ -107,6 +111,35 @@ class Audits:
             log.warning("audited", job=self._session.job_id, **about)
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A version that is ready to be committed."""
+
+    model: "ServerModel"
+    sha256: str
+    left: Sequence[Blob | None]
+    """The parts still to be sent; with a draft, None for those that it holds."""
+    bytes: int
+    """Of all parts, if versions are published as differences."""
+    about: dict[str, Any]
+    """Facts for the version's event, as `NextVersion.combine` returns them."""
+    draft: str = ""
+    """Name of the draft that it was."""
+
+
+class Clock:
+    """Seconds between laps, by name."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = round(now - self._last, 6)
+        self._last = now
+
+
 class NextVersion:
     """Turns one job's rounds into versions; a helper thread hashes and sends large weights meanwhile."""
 
@@ -115,6 +148,52 @@ class NextVersion:
         self._audits = Audits(session, job.gatherer) if job.spec.audit else None
         self._references: dict[str, Vector] = {}
         """Where the strategy has peers: token to the parameters of the recent versions."""
+
+    def make(
+        self, base: RoundState, parts: dict[int, Received], samples: Sequence[int], model: "ServerModel", clock: Clock
+    ) -> Made:
+        """Combine a round's updates, take the optimizer's step, encode the version after `model`, and begin to send it.
+
+        Args: as for `combine`.
+        Raises: Refused: some updates were refused, and `model` is as it was; Diverged.
+        """
+        gradient, buffers, about = self.combine(base, parts, samples, model.published.parameters)
+        failpoint("after_gather")
+        clock.lap("combine")
+        full, digest = self.step(base.version, model, gradient, buffers)
+        del gradient
+        clock.lap("step")
+        server_step = self.job.server_step
+        weights, following = server_step.publish(full, model.published, base.version + 1)
+        del full
+        size = sum(map(len, weights)) if server_step.chained else 0
+        left, sha256 = self.begin_sending(weights, following.published, digest)
+        clock.lap("encode")
+        return Made(following, sha256, left, size, about)
+
+    def finish(
+        self, draft: RoundDraft, base: RoundState, parts: dict[int, Received], samples: Sequence[int], clock: Clock
+    ) -> Made:
+        """Complete a draft, all of whose buckets are made, by the accepted updates of which it was made.
+
+        Raises: Refused: some were refused; Altered: some are others than were read. The draft then does not count.
+        """
+        if self._audits:
+            self._audits.check(base, parts)
+        gatherer, count = self.job.gatherer, len(self.job.layout.buckets)
+        buffers = self.job.server_step.average(samples)
+        try:
+            gatherer.confirm(base, parts, [draft.digests[bucket] for bucket in range(count)], buffers)
+        finally:
+            gatherer.settle()
+        failpoint("after_gather")
+        clock.lap("combine")
+        rest, model = draft.version.finish(buffers.value)
+        clock.lap("step")
+        left: list[Blob | None] = [None] * count
+        size, sha256 = draft.bytes + sum(map(len, rest)), self.job.layout.digest(model.published)
+        clock.lap("encode")
+        return Made(model, sha256, [*left, *rest], size, {}, draft.name)
 
     def combine(
         self, base: RoundState, parts: dict[int, Received], samples: Sequence[int], parameters: Vector
@@ -208,15 +287,15 @@ class NextVersion:
         digest = digest or self._helper.submit(layout.digest, weights)
         return self._session.begin(parts), digest.result()
 
-    def link(self, chain: Chain, token: Token, model: "ServerModel", delta: Iterable[Blob]) -> Link | None:
+    def link(self, chain: Chain, token: Token, made: Made) -> Link | None:
         """Add a version to the chain of differences; None if versions are published whole."""
         server_step = self.job.server_step
         if not server_step.chained:
             return None
-        chain.add(token, sum(map(len, delta)))
+        chain.add(token, made.bytes)
         if not chain.wants_snapshot:
             return Link()
         outdated = chain.outdated
-        whole = server_step.publish_whole(model)[0]
+        whole = server_step.publish_whole(made.model)[0]
         chain.renew(token, sum(map(len, whole)))
         return Link(whole, len(chain.tokens) - 1, outdated)

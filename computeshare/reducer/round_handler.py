@@ -19,9 +19,10 @@ from computeshare.protocol.refusal import Received
 from computeshare.protocol.round_store import RoundState
 from computeshare.protocol.versions.chain import Chain
 from computeshare.reducer.checkpointer import Checkpointer, Snapshot
-from computeshare.reducer.gather import Refused
+from computeshare.reducer.drafts.round_draft import Drafts
+from computeshare.reducer.gather import Altered, Refused
 from computeshare.reducer.job_setup import JobContext
-from computeshare.reducer.next_version import NextVersion
+from computeshare.reducer.next_version import Clock, NextVersion
 from computeshare.reducer.recovery import LoadedVersion, damage
 from computeshare.runtime.durability import Disk
 from computeshare.runtime.failpoints import armed, failpoint
@@ -61,6 +62,7 @@ class RoundHandler:
         self.update_parts = update_parts(job.layout)
         self._total = job.spec.rounds_total
         self._next_version = NextVersion(job, session, helper)
+        self._drafts = Drafts(job, session)
         self._chain = Chain([], Token(0, 0, ""), 0)
         self._planned: Round | None = None
         """The newest round computed from the plan."""
@@ -157,6 +159,8 @@ class RoundHandler:
             self._reduce(state, self.current, _earliest(parts, state.needed))
         elif self._close_if_due(state, len(parts)):
             return "look again"
+        else:
+            self._drafts.go_on(state, self.current.model, parts)
         return "wait"
 
     def _check(self, state: RoundState) -> None:
@@ -187,45 +191,46 @@ class RoundHandler:
         """Turn a complete round into the next version: combine, step, send, commit. Workers compute the next round
         while a large optimizer state is stored.
         """
-        job, clock = self.job, _Clock()
+        job, clock = self.job, Clock()
         counted = [parts[m] for m in sorted(parts)]
         samples = [job.plan.unit_size(part.micro_batch) for part in counted]
-        try:
-            gradient, buffers, about = self._next_version.combine(
-                base, parts, samples, current.model.published.parameters
-            )
-        except Refused:
-            return
-        failpoint("after_gather")
-        clock.lap("combine")
+        draft = self._drafts.take(base, parts)
+        if draft and not self._drafts.complete(draft, parts):
+            draft = None
         self.current = None  # the step overwrites its weights: after a failure, load the version from Redis again
-        full, digest = self._next_version.step(base.version, current.model, gradient, buffers)
-        del gradient
-        clock.lap("step")
-        weights, model = job.server_step.publish(full, current.model.published, base.version + 1)
-        master = model.master
-        del current, full
-        left, sha256 = self._next_version.begin_sending(weights, model.published, digest)
+        try:
+            if draft:
+                made = self._next_version.finish(draft, base, parts, samples, clock)
+            else:
+                made = self._next_version.make(base, parts, samples, current.model, clock)
+        except (Refused, Altered):
+            self._drafts.drop()
+            self.current = current
+            return
+        model, sha256 = made.model, made.sha256
+        del current, draft
         token = Token(base.token.incarnation, base.version + 1, sha256[:16])
-        event = self._event(base, token, sha256, counted, samples) | about
+        event = self._event(base, token, sha256, counted, samples) | made.about
         next_round = self._next_round(token.version, tuple(m for m in base.units if m not in parts), base)
         if next_round.carried and next_round.wanted is None:
             event["carried"] = next_round.carried
-        clock.lap("encode")
         failpoint("before_commit")
-        link = self._next_version.link(self._chain, token, model, weights)
+        link = self._next_version.link(self._chain, token, made)
         event["seconds"] = clock.laps
         is_small = is_news(job.layout)
-        state = job.server_step.dump(master) if is_small and not armed("after_commit") else None
-        if not self.session.commit(base, counted, token, left, next_round, event, link, is_small, state):
+        state = job.server_step.dump(model.master) if is_small and not armed("after_commit") else None
+        if not self.session.commit(
+            base, counted, token, made.left, next_round, event, link, is_small, state, made.draft
+        ):
             raise LostClaim(f"version {base.token} was reduced by another, or the job ended")
-        del weights, left, link
+        self._drafts.forget()
+        del made, link
         failpoint("after_commit")
         self.current = LoadedVersion(token, model, sha256)
         self.expected = job.gatherer.expected(base.token if job.spec.strategy.lag else token, next_round)
         if state is None:
             done = [(part.base, part.micro_batch) for part in counted]
-            self.session.store_state(base.token, done, token, job.server_step.dump(master))
+            self.session.store_state(base.token, done, token, job.server_step.dump(model.master))
         failpoint("after_state")
         self._save(self.current, next_round, base.token)
         if job.spec.quorum_of(token.version) < 1:
@@ -323,16 +328,3 @@ def _earliest(parts: dict[int, Received], count: int) -> dict[int, Received]:
     if len(parts) <= count:
         return parts
     return dict(sorted(parts.items(), key=lambda item: (item[1].at, item[0]))[:count])
-
-
-class _Clock:
-    """Seconds between laps, by name."""
-
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[name] = round(now - self._last, 6)
-        self._last = now

@@ -283,6 +283,14 @@ class Strategy(Part):
     # The combination
 
     @property
+    def combines_early(self) -> bool:
+        """Whether a bucket of the gradient follows from this bucket of the round's updates, all of which are known
+        before they have arrived: then it may be made while other buckets are on their way.
+        """
+        whole = self.takes_any or self.needs_norms or self.averaging or self.staging
+        return not (whole or self.lag) and self.quorum_of(False) == 1
+
+    @property
     def needs_norms(self) -> bool:
         """Whether `gradient` needs the norms of whole updates when it combines buckets."""
         return False

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from computeshare.errors import ArtifactError, ShapeError, SpecError
 from computeshare.jobspec.catalog import catalog
-from computeshare.jobspec.optimizer_spec import OptimizerSpec
+from computeshare.jobspec.optimizer_spec import BY_VALUE, OptimizerSpec
 from computeshare.jobspec.schedule import EVERY_STEP_ALIKE, StepRules
 from computeshare.tensors import safetensors_writer
 from computeshare.tensors.layout import Layout
@@ -22,10 +22,8 @@ from computeshare.types import Blob, Vector
 _NOTHING = torch.empty(0)
 _RATE = "initial_lr"
 """Key in an optimizer's groups, as torch's schedulers use it: the learning rate before any factor."""
-BY_VALUE = frozenset(
-    ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
-)
-"""Element-wise optimizers: the tensor that a value belongs to does not matter."""
+States = dict[Tensor, dict[str, Any]]
+"""A parameter to its state in an optimizer."""
 Ready = Callable[[Vector], None]
 """Called with consecutive pieces of the new parameters during a step, as each piece is ready."""
 
@@ -86,6 +84,39 @@ class ServerOptimizer:
                     parameter.grad = None  # so that the other turns' steps skip it
                 ready(following[places[0][0] : places[-1][1]] if places else following)
         return following
+
+    def step_bucket(self, bucket: int, parameters: Vector, gradient: Vector, position: float = 0) -> States:
+        """Take the step of one bucket of an element-wise optimizer without `clip_norm`, to the bits of `step`.
+
+        Args:
+            parameters: the bucket's, which are overwritten; `gradient`: theirs. Both are writable.
+            position: as for `step`.
+        Returns: the states of the bucket's parameters after the step, for `adopt`; the optimizer's own do not change.
+        """
+        turn, state = self._turns[bucket], self._optimizer.state
+        mine, first = self._parameters[turn], self._places[turn][0][0]
+        before: States = {one: state.pop(one) for one in mine if one in state}
+        for parameter, kept in before.items():
+            state[parameter] = {
+                key: value.clone() if isinstance(value, Tensor) else value for key, value in kept.items()
+            }
+        set_rate(self._optimizer, self._rules, position)
+        values, gradients = torch.from_numpy(parameters), torch.from_numpy(gradient)
+        try:
+            for parameter, (start, stop, shape) in zip(mine, self._places[turn], strict=True):
+                parameter.data = values[start - first : stop - first].view(shape)
+                parameter.grad = gradients[start - first : stop - first].view(shape)
+            self._optimizer.step()
+            return {one: state.pop(one) for one in mine if one in state}
+        finally:
+            for parameter in mine:
+                parameter.grad, parameter.data = None, _NOTHING
+                state.pop(parameter, None)
+            state.update(before)
+
+    def adopt(self, states: States) -> None:
+        """Continue from these states of `step_bucket`."""
+        self._optimizer.state.update(states)
 
     def dump(self) -> list[Blob]:
         """The optimizer's state, as by `dump_state`."""

@@ -8,13 +8,20 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from computeshare.codecs.messages import add_delta, decode_weights, encode_weights, in_parts
+from computeshare.codecs.messages import (
+    add_delta,
+    decode_weights,
+    encode_rest,
+    encode_weights,
+    encode_weights_bucket,
+    in_parts,
+)
 from computeshare.codecs.registry import CODECS, EXACT
 from computeshare.jobspec.spec import JobSpec
 from computeshare.strategies.averages import Average, square
 from computeshare.strategies.base import Contributions
 from computeshare.tensors.layout import Layout, Weights
-from computeshare.training.optimizers import Ready, ServerOptimizer
+from computeshare.training.optimizers import Ready, ServerOptimizer, States
 from computeshare.types import Blob, Counters, Vector
 
 Buckets = Callable[[int], Iterable[Vector]]
@@ -102,6 +109,15 @@ class ServerStep:
                 out[...] = values
         return self._gradient
 
+    def draft(self, model: ServerModel, version: int, samples: Sequence[int]) -> "VersionDraft":
+        """The version `version`, to be made of `model` bucket by bucket, in a job with drafts (`JobSpec.has_drafts`).
+
+        Args:
+            samples: number of samples in each update, in the order of units.
+        """
+        about = Contributions(samples, workers=self._spec.workers.min)
+        return VersionDraft(self, self._spec, self._layout, model, version, about)
+
     def average(self, samples: Sequence[int]) -> Average:
         """An average for the buffers of updates with so many samples each."""
         return self._spec.strategy.average(samples, self._spec.workers.min)
@@ -122,9 +138,9 @@ class ServerStep:
             ready: as in `ServerOptimizer.step`.
         """
         shared = self.chained and np.may_share_memory(model.master, model.published.parameters)
-        return self._moved(self.optimizer.step(model.master, gradient, version - 1, not shared, ready))
+        return self.moved(self.optimizer.step(model.master, gradient, version - 1, not shared, ready))
 
-    def _moved(self, parameters: Vector) -> Vector:
+    def moved(self, parameters: Vector) -> Vector:
         """Move the average towards a version's parameters (d,), as `torch.optim.swa_utils` does; returns them."""
         if self._average is not None:
             torch.from_numpy(self._average).lerp_(torch.from_numpy(parameters), 1 - self._spec.ema)
@@ -211,7 +227,50 @@ class ServerStep:
         def read(index: int) -> Iterator[Vector]:
             return (update[self._layout.buckets[index]] for update in updates)
 
-        master = self._moved(self.optimizer.step(base.master, self.combine(read, samples, staleness), version - 1))
+        master = self.moved(self.optimizer.step(base.master, self.combine(read, samples, staleness), version - 1))
         return self.publish(
             Weights(master, *self.next_buffers(buffers.value, base.published)), base.published, version
         )[1]
+
+
+class VersionDraft:
+    """The version after `model`, made bucket by bucket in any order, to the same bits as by `combine`,
+    `next_parameters` and `publish`. Until `finish` it changes nothing else: it may be given up at any time.
+    """
+
+    def __init__(
+        self, step: ServerStep, spec: JobSpec, layout: Layout, model: ServerModel, version: int, about: Contributions
+    ) -> None:
+        """`about`: the updates that are combined."""
+        self._step, self._layout, self._model, self._version, self._about = step, layout, model, version, about
+        self._strategy, self._down = spec.strategy, CODECS[spec.codecs.down]
+        self._master = np.empty_like(model.master)
+        self._published = self._master if step.is_exact else np.empty_like(model.master)
+        self._states: States = {}
+
+    def add(self, bucket: int, updates: Iterable[Vector]) -> Blob:
+        """Make a bucket from this bucket of each update, in the order of units. Returns its frame for the workers.
+
+        Raises: FloatingPointError: the step produced NaN or infinity.
+        """
+        where, before = self._layout.buckets[bucket], self._model.published.parameters
+        values = self._master[where]
+        gradient = self._strategy.gradient(updates, self._about)
+        np.copyto(values, self._model.master[where])
+        self._states |= self._step.optimizer.step_bucket(bucket, values, gradient, self._version - 1)
+        if not np.isfinite(values).all():
+            raise FloatingPointError
+        published = None if self._step.is_exact else self._published[where]
+        seed, old = (self._version * len(self._layout.buckets), before[where]) if self._step.chained else (0, None)
+        return encode_weights_bucket(self._down, values, self._layout, bucket, seed, old, published)
+
+    def finish(self, buffers: Vector) -> tuple[list[Blob], ServerModel]:
+        """Complete the version, all of whose buckets were added, with the mean (b,) of the updates' buffers. The
+        optimizer and the moving average now belong to it.
+
+        Returns: the frames after those of the buckets, and the version.
+        """
+        self._step.optimizer.adopt(self._states)
+        self._step.moved(self._master)
+        others = self._step.next_buffers(buffers, self._model.published)
+        return encode_rest(*others), ServerModel(self._master, Weights(self._published, *others))

@@ -34,6 +34,7 @@ TESTS = tuple(
         "peers",
         "placements",
         "delay",
+        "drafts",
         "rounds",
         "checks",
         "quorum",

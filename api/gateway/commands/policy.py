@@ -23,6 +23,7 @@ from computeshare.types import JOB_ID
 JOB, RQ, SEAT = JobKeys("<job>"), RqKeys("<worker>"), RqSeatKeys("<seat>")
 STAGED, INNER, PROBE = JOB.staged("<staged>"), JOB.inner("<inner>"), JOB.probe("<worker>")
 WEIGHTS, DELTA, NEWS = JOB.weights("<token>"), JOB.delta("<token>"), JOB.news("<token>")
+DRAFT = JOB.draft("<hex>")
 RUNNING, FINISHED, FAILED = RQ.registries()
 EXECUTION = SEAT.execution("<hex>")
 
@@ -51,8 +52,11 @@ GET {JOB.spec()}
 GETRANGE {JOB.recipe()} 0 {MOST_BYTES}
 GETRANGE {JOB.recipe_signature()} 0 {2 * SIGNATURE_BYTES}
 HGET {JOB.round()} snapshot
+HMGET {JOB.round()} token draft
 LRANGE {JOB.chain()} 0 -1
 XREAD BLOCK <milliseconds> STREAMS {JOB.versions()} <stream-id>
+XREAD BLOCK <milliseconds> STREAMS {JOB.drafts()} <stream-id>
+HGET {DRAFT} <part>
 HGET {WEIGHTS} <part>
 HMGET {WEIGHTS} | <part>
 HGET {DELTA} <part>

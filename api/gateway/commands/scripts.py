@@ -31,6 +31,7 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         "micro_batches": "<unit>",
         "losses": "<loss>",
     },
+    "offer": {**SESSION, "token": "<token>", "nonce": "<hex>", "micro_batch": "<unit>", "parts": "<part>"},
     "doubt": {**SESSION, "token": "<token>", "again": "<flag>"},
     "leave": {**SESSION, "session": "<hex-or-newest>", "event": "<short>"},
     "hand_over": SESSION,

@@ -14,7 +14,8 @@ local speeds_key, answers_key, full_key, events_key, free_key = KEYS[6], KEYS[7]
 local arrivals_key, recent_key, audits_key, copies_key = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
 local peers_key, peer_key = KEYS[15], KEYS[16] -- peer: the worker's newest published weights
 local early_key = KEYS[17] -- what the next round has received
-local staged_keys, update_keys = slice(KEYS, 18, 2), slice(KEYS, 19, 2) -- for each micro-batch
+local offers_key = KEYS[18] -- what is staged of updates that are not submitted yet
+local staged_keys, update_keys = slice(KEYS, 19, 2), slice(KEYS, 20, 2) -- for each micro-batch
 local token, worker, session, nonce = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local event = ARGV[5] -- JSON object: the worker's description of the submission
 local parts = tonumber(ARGV[6]) -- number of parts of each message
@@ -185,6 +186,7 @@ for place, one in ipairs(accepted) do
     if holder and holder ~= session then overtaken[lease] = (overtaken[lease] or 0) + 1 end
     redis.call("HDEL", key, micro_batch)
   end
+  redis.call("HDEL", offers_key, micro_batch)
   redis.call("LREM", free_key, 0, micro_batch) -- it is there if the first lease was handed back before a backup arrived
   counted[#counted + 1] = micro_batch
   redis.call("LPUSH", arrivals_key, now - tonumber(opened))
@@ -202,7 +204,8 @@ for lease, units in pairs(overtaken) do -- the other worker takes at least this 
   local since, holder = lease:match("^(.-)|(.*)$")
   measure(holder, (now - since) / units, true)
 end
-if redis.call("HLEN", received_key) >= needed then
+local received, offered = redis.call("HLEN", received_key), redis.call("HLEN", offers_key)
+if received >= needed or offered > 0 and received + offered >= total then -- the latter may complete buckets of a draft
   redis.call("DEL", full_key)
   redis.call("RPUSH", full_key, current)
 end

@@ -48,6 +48,7 @@ from computeshare.worker.seat.bundle_fetch import fetched
 from computeshare.worker.seat.delay.delayed_loop import DelayedLoop
 from computeshare.worker.seat.delay.update_uploads import Uploads
 from computeshare.worker.seat.delay.version_reader import VersionReader
+from computeshare.worker.seat.drafts.draft_reader import DraftReader
 from computeshare.worker.seat.lease_keeper import LeaseKeeper
 from computeshare.worker.seat.link_benchmark import measure
 from computeshare.worker.seat.progress_pipe import SeatProgress, Teller
@@ -218,7 +219,8 @@ class SeatSession:
         self.session.devices = len(replicas)
         self._tell_compilation(devices.compilation)
         overlaps = self.spec.strategy.lag > 0
-        inbox = Inbox(self.session, codecs.down, layout, None if overlaps else devices.room)
+        drafts = self._drafts(layout)
+        inbox = Inbox(self.session, codecs.down, layout, None if overlaps else devices.room, drafts)
         self.status.is_loaded = True
         self.teller.tell()  # from here on the worker lets the seat finish its work
         about = {"kind": kind_with(kind, devices), "memory_bytes": memory.needed_bytes}
@@ -229,13 +231,25 @@ class SeatSession:
             versions, uploads = self._overlapping(inbox, encoder)
             reason = DelayedLoop(self.spec, self.session, devices, feedback, versions, uploads, *about_seat).run()
         else:
-            outbox = UpdateQueue(self.session, encoder)
-            with self.keeper:
+            outbox = UpdateQueue(self.session, encoder, offers=drafts is not None)
+            with self.keeper, drafts or contextlib.nullcontext():
                 reason = SeatLoop(
                     self.spec, self.session, self.keeper, devices, feedback, inbox, outbox, *about_seat, peer
                 ).run()
         self._hand_over(devices)
         return reason
+
+    def _drafts(self, layout: Layout) -> DraftReader | None:
+        """What reads parts of the next version while this worker sends, over a connection of its own; None: the job has
+        no such parts, or the broker is on this machine, where they would save nothing.
+        """
+        if not self.spec.has_drafts or len(layout.buckets) == 1 or is_next_door(self.redis):
+            return None
+        reader: DraftReader
+        wires = Wires.to(self.redis, interrupt=lambda: reader.is_over)
+        self.others.append(wires)
+        reader = DraftReader(WorkerSession(self.redis, self.seat.job, self.seat.worker, self.session.session_id, wires))
+        return reader
 
     def _overlapping(self, inbox: Inbox, encoder: UpdateEncoder) -> tuple[VersionReader, Uploads]:
         """What reads versions and sends updates while the seat computes, each over connections of its own."""

@@ -78,6 +78,7 @@ class Versions(Protocol):
     def pull(self, token: str) -> tuple[Weights | None, Grant]: ...
     def is_right(self) -> bool: ...
     def forget(self) -> None: ...
+    def look_out(self, token: str) -> None: ...
 
 
 def doubt(session: WorkerSession, token: str, again: bool, error: str) -> None:
@@ -224,7 +225,8 @@ class SeatLoop:
         """Compute the leased units and submit them. Returns None if the wait for the next version has begun."""
         self._memory.check_taken()
         self.status.version = Token.parse(grant.token).version
-        self.outbox.begin()
+        self.outbox.begin(grant.token)
+        self.inbox.look_out(grant.token)
         self.keeper.begin(grant.micro_batches, self.outbox.nonce)
         self.status.is_working = True
         try:

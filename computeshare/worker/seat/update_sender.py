@@ -3,6 +3,7 @@
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -16,7 +17,9 @@ from computeshare.protocol.worker_session import Receipt, Waiting, WorkerSession
 from computeshare.types import Blob, Vector
 
 AHEAD_BYTES = 256 << 10
-"""Smallest part to send ahead; smaller parts go with the submission, which saves an exchange."""
+"""Smallest part to send ahead; smaller parts go with the submission, which saves an exchange. Over a link of its own a
+worker sends every part ahead, this much at once.
+"""
 log = structlog.get_logger()
 
 
@@ -28,19 +31,30 @@ class UpdateQueue:
     """
 
     def __init__(
-        self, session: WorkerSession, encoder: UpdateEncoder, helper: ThreadPoolExecutor | None = None
+        self,
+        session: WorkerSession,
+        encoder: UpdateEncoder,
+        helper: ThreadPoolExecutor | None = None,
+        offers: bool = False,
     ) -> None:
         """`helper`: the only thread that uses the session's wire, `submit` included; by default a thread for buckets
-        alone.
+        alone. `offers`: send all parts ahead, and tell the reducer of them.
         """
-        self._session, self._encoder = session, encoder
+        self._session, self._encoder, self._offers = session, encoder, offers
+        self._ready: deque[tuple[int, int, Blob]] = deque()
+        """Unit, bucket and part of what is to be sent ahead."""
         self._helper = (helper or ThreadPoolExecutor(1, "sending")) if encoder.buckets > 1 else None
         self._sending: list[Future[None]] = []
         self._lock = threading.Lock()  # several devices encode with one encoder, whose feedback is the worker's
         self.begin()
 
-    def begin(self) -> None:
-        """Start a new submission, with a new nonce."""
+    def begin(self, token: str = "") -> None:
+        """Start a new submission, with a new nonce.
+
+        Args:
+            token: the version that the updates are computed on, if parts are offered.
+        """
+        self._token = token if self._offers else ""
         self.nonce = uuid.uuid4().hex
         """Nonce of the submission."""
         self.encoding_s = 0.0
@@ -51,6 +65,7 @@ class UpdateQueue:
         self._arrived: set[tuple[int, int]] = set()
         self._shared: set[int] = set()
         """Units of which other workers send parts."""
+        self._ready.clear()
         self._goes_ahead = self._helper is not None
 
     def taker(self, unit: int, seed: int) -> Callable[[int, Vector], None]:
@@ -67,8 +82,9 @@ class UpdateQueue:
                 part = message[bucket] = self._encoder.bucket(bucket, values, seed)
                 self.bytes += len(part)
                 self.encoding_s += time.perf_counter() - started
-            if self._helper and len(part) >= AHEAD_BYTES:
-                self._sending.append(self._helper.submit(self._send, unit, bucket, part))
+            if self._helper and (self._offers or len(part) >= AHEAD_BYTES):
+                self._ready.append((unit, bucket, part))
+                self._sending.append(self._helper.submit(self._send))
 
         return take
 
@@ -110,10 +126,11 @@ class UpdateQueue:
             raise
 
     def drop(self) -> None:
-        """Give the updates up: wait for the part being sent, and send no others."""
+        """Give the updates up: wait for the parts being sent, and send no others."""
         self._goes_ahead = False
         wait(self._sending)
         self._sending = []
+        self._ready.clear()
 
     def forget(self) -> None:
         """Delete the parts sent ahead from the broker."""
@@ -128,12 +145,15 @@ class UpdateQueue:
                 raise error
         self._sending = []
 
-    def _send(self, unit: int, bucket: int, part: Blob) -> None:
-        if not self._goes_ahead:
-            return
-        try:
-            self._session.stage(self.nonce, unit, bucket, part)
-            self._arrived.add((unit, bucket))
-        except (RedisError, Interrupted) as error:  # the rest goes with the submission, if it is still wanted
-            self._goes_ahead = False
-            log.info("not sent ahead", micro_batch=unit, error=str(error))
+    def _send(self) -> None:
+        """Send the parts that are ready, several of a unit in one exchange; an earlier call may have sent them."""
+        while self._ready and self._goes_ahead:
+            (unit, *_), parts = self._ready[0], dict[int, Blob]()
+            while self._ready and self._ready[0][0] == unit and sum(map(len, parts.values())) < AHEAD_BYTES:
+                _, bucket, parts[bucket] = self._ready.popleft()
+            try:
+                self._session.stage(self.nonce, unit, parts, self._token)
+                self._arrived.update((unit, bucket) for bucket in parts)
+            except (RedisError, Interrupted) as error:  # the rest goes with the submission, if it is still wanted
+                self._goes_ahead = False
+                log.info("not sent ahead", micro_batch=unit, error=str(error))

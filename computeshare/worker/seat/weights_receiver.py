@@ -7,9 +7,10 @@ from functools import partial
 from computeshare.codecs.messages import add_delta, decode_weights, is_news, weights_parts, weights_room
 from computeshare.codecs.registry import CODECS, EXACT
 from computeshare.errors import CodecError
-from computeshare.protocol.worker_session import Grant, Pulled, WorkerSession
+from computeshare.protocol.worker_session import NO_DRAFT, Grant, Pulled, WorkerSession
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.types import Blob, Vector
+from computeshare.worker.seat.drafts.draft_reader import DraftReader
 
 
 class Inbox:
@@ -19,9 +20,18 @@ class Inbox:
     small ones afterwards, which takes less time than two threads that share an interpreter.
     """
 
-    def __init__(self, session: WorkerSession, codec: str, layout: Layout, into: Vector | None = None) -> None:
-        """`into`: vector (d,) to decode the parameters of whole versions into; by default a new vector each."""
-        self._into = into
+    def __init__(
+        self,
+        session: WorkerSession,
+        codec: str,
+        layout: Layout,
+        into: Vector | None = None,
+        drafts: DraftReader | None = None,
+    ) -> None:
+        """`into`: vector (d,) to decode the parameters of whole versions into; by default a new vector each. `drafts`:
+        reads parts of the next version while this one is computed on.
+        """
+        self._into, self._drafts = into, drafts
         self._session, self._codec, self._layout = session, CODECS[codec], layout
         self._chained = self._codec.differences
         self._room = weights_room(layout)
@@ -43,13 +53,19 @@ class Inbox:
         """This inbox, if weights are small enough to come with the notice of their version."""
         return self if self._is_news else None
 
+    def look_out(self, token: str) -> None:
+        """Begin to read parts of the version after `token` as they are drafted, into memory that nothing else uses."""
+        if self._drafts:
+            self._drafts.begin(token, self._room)
+
     def pull(self, token: str) -> tuple[Weights | None, Grant]:
         """A version's weights, None if they are gone, and a lease on its round. Raises CodecError."""
         self._settle()
+        draft = self._drafts.take() if self._drafts else NO_DRAFT
         if not self._chained:
-            message, grant = self._session.pull(token, self.parts, self._room)
+            message, grant = self._session.pull(token, self.parts, self._room, draft)
             return None if message is None else self._whole(token, message), grant
-        pulled, grant = self._session.follow(self._token, token, self.parts, self._room)
+        pulled, grant = self._session.follow(self._token, token, self.parts, self._room, draft)
         return None if pulled is None else self._followed(token, pulled), grant
 
     def decoded(self, grant: Grant) -> Weights:

@@ -27,8 +27,10 @@ from computeshare.queue import Seat
 from computeshare.runtime import failpoints
 from computeshare.runtime.failpoints import VARIABLE, Action, failpoint
 from computeshare.settings import Settings
+from computeshare.tensors import layout
 from computeshare.transport.connections import connect
 from computeshare.worker.seat.seat import SeatSession
+from tests.support.drafts import Sending
 from tests.support.event_stream import Feed
 from tests.support.failpoints import apart
 from tests.support.job_reducer import Hand, Job, spec_of
@@ -111,7 +113,17 @@ def test_every_failpoint_is_documented_and_dies_in_a_test_here() -> None:
     names = {name for path in sources for name in re.findall(r'failpoint\("(\w+)"\)', path.read_text())}
     documented = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "reliability.md").read_text(), re.MULTILINE))
     assert names == documented
-    assert names == {*WORKER, *REDUCER, *CHECKPOINT, *DISPATCHER, *PROJECTOR, *NOTIFIER, *SCORER, "in_leave"}
+    assert names == {
+        *WORKER,
+        *REDUCER,
+        *CHECKPOINT,
+        *DISPATCHER,
+        *PROJECTOR,
+        *NOTIFIER,
+        *SCORER,
+        "in_leave",
+        "after_draft",
+    }
 
 
 NOTIFIER = {"before_notice", "after_notice"}
@@ -244,6 +256,27 @@ def test_a_reducer_that_dies_is_followed_by_one_that_makes_the_same_version_once
     assert job.reducer.advance()
     state = job.store.read()
     assert state is not None and state.version == 1
+    assert job.finish(hand) == expected
+    assert sorted(m for m, _ in counted(redis, job)) == list(range(24))
+
+
+def test_a_reducer_that_dies_as_it_drafts_is_followed_by_one_that_makes_the_same_version(
+    start: Callable[..., Job], redis: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "BUCKET", 5000)
+    calm, job = start(), start()
+    expected = calm.finish(calm.hand("solo"))
+    hand = job.hand("solo")
+    sending = Sending(hand, hand.pull())
+    sending.offer(3, 2, 1)
+    killed(reduce_apart(redis_url, job), "after_draft", 2)
+    lost = set(redis.scan_iter(job.store.keys.draft("*")))
+    assert len(lost) == 1 and redis.hkeys(*lost) == [b"3", b"2"] and redis.ttl(*lost) > 0
+    job.reducer = job.new_reducer()
+    assert job.reducer.advance()
+    assert sending.submit() == "accepted"
+    job.reducer.advance()
+    assert redis.exists(*lost) == 1, "it goes by itself"
     assert job.finish(hand) == expected
     assert sorted(m for m, _ in counted(redis, job)) == list(range(24))
 

@@ -28,7 +28,7 @@ from computeshare.protocol.job_log import tell
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.scripts import Scripts
-from computeshare.protocol.worker_session import Waiting, WorkerSession
+from computeshare.protocol.worker_session import Draft, Waiting, WorkerSession
 from computeshare.queue import Orders, Seat, WorkerInfo, read_orders, recipes, register, score_requests, unregister
 from computeshare.queue.rq_keys import RqSeatKeys
 from computeshare.queue.score_requests import ScoreRequest
@@ -273,7 +273,14 @@ def test_a_worker_may_do_all_that_it_needs(stage: Any, tmp_path: Path) -> None:
         found, grant = session.pull(str(ZERO), 1)
         assert found == [b"weights 0"] and grant.answer == "leased"
         session.follow("", str(ZERO), 1)
-        session.stage(NONCE, grant.micro_batches[0], 0, bytes(2_000_000))
+        session.stage(NONCE, grant.micro_batches[0], {0: bytes(2_000_000)}, str(ZERO))
+        assert reducer.offers()[grant.micro_batches[0]].worker == worker
+        assert reducer.draft(ZERO, "d" * 32, 0, b"drafted")
+        assert session.drafted(10) == [(str(ZERO), "d" * 32, 0)]
+        room = [memoryview(bytearray(10))]
+        draft = Draft(str(ZERO), "d" * 32, {0: session.read_draft("d" * 32, [0], room)[0] or b""})
+        assert bytes(draft.parts[0]) == b"drafted"
+        assert session.pull(str(ZERO), 1, room, draft)[0] == [b"weights 0"], "it was no draft"
         assert session.extend(grant.micro_batches, NONCE) == "running"
         session.unstage(NONCE, grant.micro_batches)
         updates = [(unit, [b"update"], 0.5) for unit in grant.micro_batches]

@@ -272,7 +272,7 @@ def test_a_lease_is_kept_for_as_long_as_its_worker_says(reducer: ReducerSession,
 def test_what_is_staged_is_kept_with_its_lease(reducer: ReducerSession, join: Join) -> None:
     session = join("a")
     lease(session, ZERO)
-    session.stage("nonce", 0, 0, b"part")
+    session.stage("nonce", 0, {0: b"part"})
     key = reducer.keys.staged(f"{session.worker_id}:nonce:0")
     reducer.redis.expire(key, 5)
     assert session.extend([0]) == "running" and reducer.redis.ttl(key) == 5

@@ -98,11 +98,11 @@ def test_what_the_broker_did_not_take_ahead_goes_with_the_submission(
     session, _ = join("a"), join("another")
     stage, sent = session.stage, list[int]()
 
-    def refuse(nonce: str, unit: int, index: int, part: Any) -> None:
-        sent.append(index)
+    def refuse(nonce: str, unit: int, parts: Any, offered_on: str) -> None:
+        sent.extend(parts)
         if len(sent) == 2:
             raise OutOfMemoryError("no room")
-        stage(nonce, unit, index, part)
+        stage(nonce, unit, parts, offered_on)
 
     monkeypatch.setattr(session, "stage", refuse)
     assert session.lease(str(ZERO)).micro_batches == (0, 1)
@@ -153,10 +153,10 @@ def test_updates_that_are_dropped_leave_the_wire_to_others_and_the_broker_empty(
     session = join("a")
     stage, sent, goes_on = session.stage, list[int](), threading.Event()
 
-    def hold(nonce: str, unit: int, index: int, part: Any) -> None:
-        sent.append(index)
+    def hold(nonce: str, unit: int, parts: Any, offered_on: str) -> None:
+        sent.extend(parts)
         assert goes_on.wait(10)
-        stage(nonce, unit, index, part)
+        stage(nonce, unit, parts, offered_on)
 
     monkeypatch.setattr(session, "stage", hold)
     session.lease(str(ZERO))
@@ -201,3 +201,22 @@ def test_error_feedback_is_the_same_in_any_order_of_buckets(layout: Layout) -> N
         expected = one.whole(VECTORS[0], BUFFERS, 5)
         parts = {b: other.bucket(b, VECTORS[0][w], 5) for b, w in reversed([*enumerate(layout.buckets)])}
         assert [bytes(parts[b]) for b in range(BUCKETS)] == [bytes(part) for part in expected[:-1]]
+
+
+def test_over_a_link_every_part_is_sent_ahead_and_offered(
+    reducer: ReducerSession, join: Join, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("computeshare.worker.seat.update_sender.AHEAD_BYTES", 10_000)
+    session, _ = join("a", parts=BUCKETS + 1), join("another")
+    assert session.lease(str(ZERO)).micro_batches == (0, 1)
+    outbox = UpdateQueue(session, UpdateEncoder(CODEC, layout), offers=True)
+    outbox.begin(str(ZERO))
+    for unit, vector in enumerate(VECTORS):
+        take(outbox, layout, unit, vector)
+    outbox._settle()
+    assert [staged(reducer, outbox, unit) for unit in range(2)] == [{0, 1, 2}] * 2
+    offers = reducer.offers()
+    assert {unit: offer.parts for unit, offer in offers.items()} == {0: {0, 1, 2}, 1: {0, 1, 2}}
+    assert {(offer.worker, offer.nonce) for offer in offers.values()} == {("a", outbox.nonce)}
+    assert submit(outbox) == "accepted" and reducer.offers() == {}
+    assert held(reducer, layout) == messages(layout)

@@ -1,0 +1,37 @@
+-- offer.lua: note that parts of an update are staged before the update is submitted, and wake the reducer once one of them
+-- is staged, or received, for every micro-batch of the round.
+-- Returns 1, or 0 if the version has moved on, or the session has no lease on the micro-batch (nothing is changed).
+local round_key, leases_key, offers_key = KEYS[1], KEYS[2], KEYS[3]
+local received_key, full_key = KEYS[4], KEYS[5]
+local token, worker, session, nonce = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local micro_batch = ARGV[5]
+local parts = slice(ARGV, 6) -- their indices
+
+if #nonce > LONGEST_NAME then return redis.error_reply("a submission's nonce has at most 100 characters") end
+local status, current, total, most = unpack(redis.call("HMGET", round_key, "status", "token", "total", "parts"))
+if status ~= "running" or current ~= token then return 0 end
+local holder, lessee = (redis.call("HGET", leases_key, micro_batch) or ""):match("^(.-)|.-|.-|(.*)$")
+if holder ~= session or lessee ~= worker then return 0 end
+
+local own = worker .. "|" .. nonce .. "|,"
+local offer = redis.call("HGET", offers_key, micro_batch) or ""
+if offer:sub(1, #own) ~= own then offer = own end -- another worker had the lease before
+for _, part in ipairs(parts) do
+  local is_part = tonumber(part) < tonumber(most)
+  if is_part and not offer:find("," .. part .. ",", 1, true) then offer = offer .. part .. "," end
+end
+redis.call("HSET", offers_key, micro_batch, offer)
+if redis.call("HLEN", offers_key) + redis.call("HLEN", received_key) < tonumber(total) then return 1 end
+local offers = redis.call("HVALS", offers_key)
+for _, part in ipairs(parts) do
+  local is_everywhere = true
+  for _, each in ipairs(offers) do
+    is_everywhere = is_everywhere and each:find("," .. part .. ",", 1, true) ~= nil
+  end
+  if is_everywhere then
+    redis.call("DEL", full_key)
+    redis.call("RPUSH", full_key, current)
+    return 1
+  end
+end
+return 1

@@ -1,0 +1,1 @@
+"""Versions that are made and published bucket by bucket while their rounds are still open."""

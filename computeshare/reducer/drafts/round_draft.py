@@ -1,0 +1,173 @@
+"""A round's draft: buckets of the next version, made and published as soon as every update of the round has them."""
+
+import contextlib
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+from redis.exceptions import OutOfMemoryError, RedisError
+
+from computeshare.errors import CodecError, LostClaim
+from computeshare.protocol.reducer_session import Offer, ReducerSession
+from computeshare.protocol.refusal import Received
+from computeshare.protocol.round_store import RoundState
+from computeshare.reducer.job_setup import JobContext
+from computeshare.runtime.failpoints import failpoint
+from computeshare.types import Token, Vector
+
+if TYPE_CHECKING:
+    from computeshare.training.server_step import ServerModel, VersionDraft
+
+log = structlog.get_logger()
+
+KEPT_S = 30.0
+"""Seconds after which a draft's life in the broker is extended."""
+Sources = Mapping[int, Received | Offer]
+"""Unit to its update, accepted or only staged."""
+
+
+class Missing(Exception):
+    """A part is not there any more."""
+
+
+@dataclass(slots=True)
+class RoundDraft:
+    """The next version of the round that starts from `base`, as far as it is made of the submissions `nonces`, by unit.
+
+    It counts only if those submissions are accepted, with the bytes that were read.
+    """
+
+    base: Token
+    nonces: Mapping[int, str]
+    version: "VersionDraft"
+    name: str = field(default_factory=lambda: secrets.token_hex(16))
+    digests: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    """For each bucket made, unit to the digest of the frame."""
+    bytes: int = 0
+    """Of the buckets' frames."""
+    kept_at: float = field(default_factory=time.monotonic)
+
+    def is_of(self, base: Token, units: Mapping[int, Received | Offer]) -> bool:
+        """Whether it is made of these updates of the round that starts from `base`, and of no others."""
+        return base == self.base and {unit: one.nonce for unit, one in units.items()} == self.nonces
+
+
+class Drafts:
+    """Makes one job's drafts, one at a time."""
+
+    def __init__(self, job: JobContext, session: ReducerSession) -> None:
+        self._job, self._session = job, session
+        self._draft: RoundDraft | None = None
+        self._failed: Token | None = None
+        """The version whose round gets no other draft."""
+
+    def go_on(self, base: RoundState, model: "ServerModel", received: Mapping[int, Received]) -> None:
+        """Make the buckets that every update of the open round has by now, and publish them.
+
+        Raises LostClaim: the version or the fence had moved on.
+        """
+        if not self._job.has_drafts or base.token == self._failed:
+            return
+        try:
+            if base.status != "running" or not self._may_count(base, received):
+                self.drop()
+            if base.status == "running" and (offers := self._session.offers()):
+                self._draft_more(base, model, {**offers, **received})
+            self._keep()
+        except (CodecError, FloatingPointError, RedisError) as error:
+            # what is invalid is refused if it is submitted; if the broker is away or has no room, the next look says so
+            self._fail(base.token, error)
+
+    def take(self, base: RoundState, parts: Mapping[int, Received]) -> RoundDraft | None:
+        """The draft, if it is made of exactly these accepted updates; another is dropped."""
+        draft = self._draft
+        if draft and not draft.is_of(base.token, parts):
+            self.drop()
+        return self._draft
+
+    def complete(self, draft: RoundDraft, parts: Mapping[int, Received]) -> bool:
+        """Make the buckets that are left, from accepted updates; False if one is invalid, and the draft was dropped."""
+        try:
+            for bucket in self._left(draft):
+                self._make(draft, parts, bucket)
+        except (Missing, CodecError, FloatingPointError, OutOfMemoryError) as error:
+            self._fail(draft.base, error)
+        return self._draft is not None
+
+    def forget(self) -> None:
+        """Forget the draft, which was committed."""
+        self._draft = None
+
+    def drop(self) -> None:
+        """Delete the draft, which will not be committed."""
+        if self._draft:
+            self._session.drop_draft(self._draft.name)
+        self._draft = None
+
+    def _may_count(self, base: RoundState, received: Mapping[int, Received]) -> bool:
+        """Whether nothing that was accepted so far contradicts the draft."""
+        draft = self._draft
+        if draft is None:
+            return True
+        return base.token == draft.base and all(draft.nonces.get(m) == one.nonce for m, one in received.items())
+
+    def _keep(self) -> None:
+        """Keep the draft from expiring."""
+        if self._draft and time.monotonic() - self._draft.kept_at > KEPT_S:
+            self._session.keep_draft(self._draft.name)
+            self._draft.kept_at = time.monotonic()
+
+    def _begin(self, base: RoundState, model: "ServerModel", sources: Sources) -> RoundDraft:
+        samples = [self._job.plan.unit_size(unit) for unit in sorted(sources)]
+        version = self._job.server_step.draft(model, base.version + 1, samples)
+        nonces = {unit: one.nonce for unit, one in sources.items()}
+        return RoundDraft(base.token, nonces, version)
+
+    def _left(self, draft: RoundDraft) -> list[int]:
+        """The buckets not made yet, last first, as workers send them."""
+        return [bucket for bucket in reversed(range(len(self._job.layout.buckets))) if bucket not in draft.digests]
+
+    def _draft_more(self, base: RoundState, model: "ServerModel", sources: Sources) -> None:
+        if self._draft is None and sorted(sources) == base.units:
+            self._draft = self._begin(base, model, sources)
+        draft = self._draft
+        if draft is None or not draft.is_of(base.token, sources):
+            return
+        offers = [one for one in sources.values() if isinstance(one, Offer)]
+        with contextlib.suppress(Missing):  # submitted meanwhile, or taken back
+            for bucket in self._left(draft):
+                if all(bucket in offer.parts for offer in offers):
+                    self._make(draft, sources, bucket)
+
+    def _fail(self, base: Token, error: Exception) -> None:
+        """Drop the draft, and make no other in this round."""
+        log.info("draft given up", job=self._session.job_id, version=base.version, error=str(error))
+        self._failed = base
+        with contextlib.suppress(RedisError):
+            self.drop()
+        self._draft = None
+
+    def _make(self, draft: RoundDraft, sources: Sources, bucket: int) -> None:
+        """Make a bucket and publish it. Raises as `_read`, FloatingPointError, LostClaim."""
+        digests: dict[int, bytes] = {}
+        frame = draft.version.add(bucket, self._read(sources, bucket, digests))
+        if not self._session.draft(draft.base, draft.name, bucket, frame):
+            raise LostClaim(f"version {draft.base} was reduced by another, or the job ended")
+        draft.digests[bucket] = digests
+        draft.bytes += len(frame)
+        failpoint("after_draft")
+
+    def _read(self, sources: Sources, bucket: int, digests: dict[int, bytes]) -> Iterator[Vector]:
+        """Yield a bucket of each update, in the order of units, and note the digests of the frames.
+
+        Raises: Missing, CodecError: one is not there, or invalid.
+        """
+        for unit in sorted(sources):
+            found = self._job.gatherer.early(unit, sources[unit], bucket)
+            if found is None:
+                raise Missing
+            values, digests[unit] = found
+            yield values

@@ -1,0 +1,1 @@
+"""Reading a version's parts before its commit."""
