@@ -23,8 +23,8 @@ EXPECTED_MS = 250.0
 time of one of its units, if longer). Later, the policy ignores the worker."""
 BACKUP_MARGIN, BACKUP_MS = 0.5, 100.0
 """A backup begins only if the asking worker would finish this share of its own time, and this many milliseconds, before
-the holder: both divided by the number of other workers, because a late holder keeps all of them waiting, and a needless
-backup costs the time of the asking worker alone."""
+the holder: both divided by the square root of the number of other workers. A late holder keeps all of them waiting, a
+needless backup costs the time of the asking worker alone; but where many ask, one of them soon finds somebody late."""
 _ROUNDING = 1e-9
 
 
@@ -82,7 +82,7 @@ def is_backed_up(units: int, unit_ms: float, holder_ms: float, workers: int = 2)
     more for.
     """
     own_ms = units * unit_ms
-    return own_ms + (BACKUP_MARGIN * own_ms + BACKUP_MS) / max(1, workers - 1) < holder_ms
+    return own_ms + (BACKUP_MARGIN * own_ms + BACKUP_MS) / math.sqrt(max(1, workers - 1)) < holder_ms
 
 
 def shortest(units: int, each: Sequence[float]) -> float:

@@ -270,7 +270,7 @@ local function take_backup() -- all micro-batches of one slow holder
     local is_open = is_of_round(leases[1][i]) and redis.call("HEXISTS", backups_key, leases[1][i]) == 0
     if other ~= session and is_open then
       local cost = held[holder][1] * speed
-      cost = cost + (BACKUP_MARGIN * cost + BACKUP_MS) / math.max(1, #workers - 1)
+      cost = cost + (BACKUP_MARGIN * cost + BACKUP_MS) / math.sqrt(math.max(1, #workers - 1))
       if delay and on ~= token then cost = FETCHED_FACTOR * cost end
       if cost < remaining(holder) and (from or holder) == holder and #granted < room then
         from, target = holder, backups_key

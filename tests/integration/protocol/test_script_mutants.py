@@ -339,7 +339,7 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
         ("and #granted < room then", "then"),
         ("local cost = held[holder][1] * speed", "local cost = speed"),
         ("(BACKUP_MARGIN * cost + BACKUP_MS)", "(BACKUP_MARGIN * cost)"),
-        ("/ math.max(1, #workers - 1)", ""),
+        ("/ math.sqrt(math.max(1, #workers - 1))", ""),
         ('if #granted == 0 and backup == "1" then', "if #granted == 0 then"),
         ("from, target = holder, backups_key", "from = holder"),
         ("if from then redis.call", "if false then redis.call"),

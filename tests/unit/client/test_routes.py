@@ -90,6 +90,7 @@ def call_with_anything(method: Callable[..., Any], server: FakeServer, folder: P
     """Call it with what its parameters without a default may be; it has to ask, and to tell that there is nothing."""
     by_type: dict[Any, Any] = {str: "ID", int: 1, Path: folder / "file", Sequence[str]: ["ID", "OTHER"]}
     by_type |= {
+        str | None: "ID",
         Mapping[str, str]: {"recipe.py": ""},
         bytes: b"",
         Manifest: Manifest(files=(FileEntry(path="a", size=0, pieces=()),)),
