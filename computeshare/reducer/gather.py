@@ -28,6 +28,7 @@ PIECE_BYTES = 1 << 20
 """Smaller updates are read together, up to this many bytes per exchange."""
 NOT_FINITE_TIMES = 3
 """If the only worker sends NaN or infinity for a micro-batch this often, training has diverged."""
+_NOT_FINITE = "values that are not finite"
 log = structlog.get_logger()
 
 
@@ -124,7 +125,8 @@ class Gatherer:
     def early(self, unit: int, source: Received | Offer, bucket: int) -> tuple[Vector, bytes] | None:
         """One bucket of an update that may not be submitted yet, and the digest of its frame; None: it is not there.
 
-        The vector is valid until the next bucket is decoded. Raises CodecError: the frame is invalid.
+        The vector is valid until the next bucket is decoded. Raises CodecError: the frame is invalid, or holds values
+        that are not finite, which only an update that was submitted is refused for.
         """
         frame: Blob | None = None
         if isinstance(source, Offer):
@@ -138,6 +140,8 @@ class Gatherer:
             return None
         size = self.layout.bucket_sizes[bucket]
         values = self.codec.fitted(self.layout.pieces[bucket]).decode(frame, size, self._values[:size])
+        if not np.isfinite(values).all():
+            raise CodecError(_NOT_FINITE)
         return values, sha256(frame).digest()
 
     def confirm(
@@ -224,7 +228,7 @@ class Gatherer:
         except CodecError as error:
             raise _Invalid(str(error), "damaged") from error
         if not (np.isfinite(values).all() and np.isfinite(buffer).all() and np.isfinite(part.loss)):
-            raise _Invalid("values that are not finite", "not_finite")
+            raise _Invalid(_NOT_FINITE, "not_finite")
         return values, buffer
 
     def _refuse(self, base: RoundState, part: Received, reason: str, fault: Fault) -> None:

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -85,7 +86,7 @@ def lower_priority(by: int) -> None:
     a session alone. So this process begins a session of its own, if it may; a leader of a process group may not.
     """
     value = os.nice(by)
-    if by > 0:
+    if by > 0 and sys.platform == "linux":
         with contextlib.suppress(OSError):
             if os.getsid(0) != os.getpid():
                 os.setsid()

@@ -149,10 +149,12 @@ def opposed(updates: Vector) -> list[int]:
     opposed where that is below minus half of the usual agreement: honest updates of a late round may differ, too.
     """
     tiny = np.finfo(np.float32).tiny
-    rows = updates / np.maximum(np.abs(updates).max(axis=1, keepdims=True, initial=0), tiny)  # no square overflows
+    rows = updates.astype(np.float64)
+    rows /= np.maximum(np.abs(rows).max(axis=1, keepdims=True, initial=0), tiny)
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), tiny)
     cosines = rows @ rows.T
-    agreements = [float(np.median(np.delete(each, number))) for number, each in enumerate(cosines)]
+    # rounded, since the last bits of the sums differ by machine
+    agreements = [round(float(np.median(np.delete(each, number))), 9) for number, each in enumerate(cosines)]
     usual = max(0.0, float(np.median(agreements)))
     found = [row for row, agreement in enumerate(agreements) if usual and agreement < -usual / 2]
     return sorted(found, key=lambda row: agreements[row])

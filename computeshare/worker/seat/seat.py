@@ -246,7 +246,7 @@ class SeatSession:
         if not self.spec.has_drafts or len(layout.buckets) == 1 or is_next_door(self.redis):
             return None
         reader: DraftReader
-        wires = Wires.to(self.redis, interrupt=lambda: reader.is_over)
+        wires = Wires.to(self.redis, interrupt=lambda: reader.is_over or self.stop.is_set())
         self.others.append(wires)
         reader = DraftReader(WorkerSession(self.redis, self.seat.job, self.seat.worker, self.session.session_id, wires))
         return reader

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from redis.exceptions import OutOfMemoryError
 
-from computeshare.codecs.messages import add_delta, decode_weights, weights_parts, weights_room
+from computeshare.codecs.messages import add_delta, decode_weights, encode_update, weights_parts, weights_room
 from computeshare.codecs.registry import CODECS, EXACT
 from computeshare.errors import LostClaim
 from computeshare.protocol.reducer_session import ReducerSession
@@ -164,12 +165,15 @@ def test_a_part_that_was_changed_after_it_was_drafted_is_read_again(start: Calla
     assert job.digest() == whole.digest() and draft_of(job) == ""
 
 
-def test_a_damaged_part_is_refused_once_it_is_submitted_and_not_before(start: Callable[..., Job]) -> None:
-    job = start()
+@pytest.mark.parametrize("damage", ["no frame", "infinite"])
+def test_a_damaged_part_is_refused_once_it_is_submitted_and_not_before(damage: str, start: Callable[..., Job]) -> None:
+    job = start(codec={"up": "float32", "down": "float32"}, strategy={"kind": "sync", "combine": "median"})
     hand = follow(job, "a")
     sending = Sending(hand, hand.pull())
+    buffers, infinite = np.zeros(hand.layout.buffers, np.float32), np.full(hand.layout.parameters, np.inf, np.float32)
+    message = encode_update(hand.up, infinite, buffers, hand.layout, 0)
     for parts in sending.messages.values():
-        parts[1] = b"no frame"
+        parts[1] = message[1] if damage == "infinite" else b"no frame"
     sending.offer(3, 2, 1)
     job.reducer.advance()
     assert [part for _, part in drafted(job)] == [3, 2]

@@ -101,7 +101,8 @@ class DelayedLoop:
     def _give_up(self, upload: Upload, grant: Grant) -> None:
         """Give the updates up, and hand back their leases; those of the submission being sent are kept."""
         self.uploads.give_up(upload)
-        self.session.release(grant.micro_batches)
+        if grant.micro_batches:  # none would mean all
+            self.session.release(grant.micro_batches)
 
     def _load(self, token: str) -> bool:
         """Load the version to compute on; False if it is not to be had.
