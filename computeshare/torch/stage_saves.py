@@ -1,5 +1,6 @@
 """A stage of a script's model on disk: its weights, its optimizer's state and torch's generator, after some steps."""
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,19 +31,24 @@ class StageSaves:
 
     def save(self, steps: int) -> None:
         """Save the stage as it is after so many steps, and remove older saves but one. Raises SettingsError: there is
-        no folder; OSError.
+        no folder, or it cannot be written.
         """
         path = self._path(steps)
-        path.parent.mkdir(parents=True, exist_ok=True)
         state = {"module": self.module.state_dict(), "generator": torch.get_rng_state()}
         state |= {"optimizer": self.optimizer.state_dict()} if self.optimizer else {}
         partial = path.with_suffix(".partial")
-        torch.save(state, partial)
-        flush(partial)
-        os.replace(partial, path)
-        flush(path.parent)
-        for old in self.steps()[:-KEPT]:
-            self._path(old).unlink(missing_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(state, partial)
+            flush(partial)
+            os.replace(partial, path)
+            flush(path.parent)
+            for old in self.steps()[:-KEPT]:
+                self._path(old).unlink(missing_ok=True)
+        except (OSError, RuntimeError) as error:  # torch raises the latter where the disk is full
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise SettingsError(f"stage {self.stage} was not saved in {self.folder}: {error}") from error
 
     def load(self, steps: int) -> None:
         """Go back to a save, and remove later ones. Raises SettingsError: there is no folder; OSError."""
@@ -58,7 +64,7 @@ class StageSaves:
 
     def _path(self, steps: int) -> Path:
         if not self.folder:
-            raise SettingsError("nothing was saved: pass a folder to connect() and to each serve()")
+            raise SettingsError(f"stage {self.stage} was not saved: pass a folder to connect() and to each serve()")
         return self.folder / f"stage-{self.stage}-{steps}.pt"
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from computeshare.errors import SettingsError
 from computeshare.pipeline.chains.mail import Letter
 from computeshare.torch import stage_line
 from computeshare.torch.stage_line import Line, StageLost, line_of
@@ -56,10 +57,12 @@ class Stages:
 
     async def save(self) -> None:
         """Have each stage save its weights and its optimizer's state in its folder; call it after `step`. Raises
-        StageLost; SettingsError: there is no folder.
+        StageLost; SettingsError: a stage has no folder, or cannot write there; all stages go on as they are.
         """
-        self._saves.save(self.steps)
-        await self._ask(stage_line.SAVE, self.steps)
+        await asyncio.to_thread(self._saves.save, self.steps)
+        for (error,) in await self._ask(stage_line.SAVE, self.steps):
+            if error:
+                raise SettingsError(error)
 
     async def resume(self) -> int:
         """Go back, on all stages, to the newest `save` that all of them have, after a `StageLost` or at a script's
@@ -158,7 +161,11 @@ async def serve(
     codec: str = "float32",
     folder: str | Path | None = None,
 ) -> None:
-    """Hold a stage (1 and up) until the script closes its connection. The arguments are those of `connect`."""
+    """Hold a stage (1 and up) until the script closes its connection. The arguments are those of `connect`.
+
+    A process that was started again takes part from the script's `resume` on; without that, it waits for the next
+    script, also after this one has closed its connection.
+    """
     line = await asyncio.to_thread(line_of, group, stage, stages, broker, codec)
     saves = StageSaves(Path(folder) if folder else None, stage, module, optimizer)
     await asyncio.to_thread(_Served(line, module, optimizer, saves).run)
@@ -205,13 +212,20 @@ class _Served:
                 self._kept.clear()
                 line.send(0, turn, stage_line.STEP)
             case stage_line.SAVE:
-                self._saves.save(values[0])
-                line.send(0, turn, stage_line.SAVE)
+                line.send(0, turn, stage_line.SAVE, self._save(values[0]))
             case stage_line.SAVED:
                 line.send(0, turn, stage_line.SAVED, self._saves.steps())
             case stage_line.LOAD:
                 self._saves.load(values[0])
                 line.send(0, turn, stage_line.LOAD)
+
+    def _save(self, steps: int) -> str:
+        """Save the stage. Returns why it was not saved, for the script; empty: it was."""
+        try:
+            self._saves.save(steps)
+        except SettingsError as error:
+            return str(error)
+        return ""
 
     def _forward(self, turn: int, received: Tensor) -> None:
         is_trained = received.requires_grad

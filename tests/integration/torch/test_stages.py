@@ -199,3 +199,32 @@ def test_saving_needs_a_folder(redis_url: str) -> None:
 
     with pytest.raises(SettingsError, match="pass a folder"):
         asynchronously(save())
+
+
+@pytest.mark.parametrize(("is_full", "why"), [(False, "pass a folder"), (True, "full")])
+def test_a_stage_that_cannot_save_says_so_and_serves_on(
+    redis_url: str, tmp_path: Path, is_full: bool, why: str
+) -> None:
+    group, parts, full = uuid.uuid4().hex, layers(), tmp_path / "full"
+    full.mkdir()
+    (full / "stage-1-0.partial").symlink_to("/dev/full")
+
+    def hold() -> None:
+        optimizer = torch.optim.SGD(parts[1].parameters(), lr=LR)
+        asynchronously(serve(parts[1], group, 1, 2, optimizer, redis_url, folder=full if is_full else None))
+
+    async def train() -> None:
+        stages = await connect(parts[0], group, 2, redis_url, folder=tmp_path)
+        with pytest.raises(SettingsError, match=f"stage 1 was not saved.*{why}"):
+            await stages.save()
+        await stages(batches()[0][0])
+        await stages.step()
+        if is_full:  # there is room again
+            await stages.save()
+        await stages.close()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    asynchronously(train())
+    thread.join(20)
+    assert [path.name for path in full.glob("*.pt")] == ["stage-1-1.pt"] * is_full
