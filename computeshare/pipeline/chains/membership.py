@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 
 from computeshare.jobspec.machine_needs import size_text
 from computeshare.pipeline.chains.mail import LIFE_S
-from computeshare.pipeline.chains.placement import Member, Placement, Stage, circumstances, successor
+from computeshare.pipeline.chains.placement import MALFORMED, Member, Placement, Stage, circumstances, successor
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.scripts import Scripts
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
@@ -71,13 +71,16 @@ class Membership:
         about = old.number, circumstances(members)
         if about != self._weighed:
             if new := successor(old, members, self.stages, self._most_chains):
-                self._told(old.number, there, new.dump())
-            self._weighed = about
+                self._told(old.number, there, new.dump())  # not stored if a member came or went meanwhile
+            else:
+                self._weighed = about
         if not self.current[0].chains:
             self._remarks.tell(log.warning, "the model does not fit the workers", about=self._lack(members))
 
     def _told(self, number: int = 0, present: str = "", plan: str = "") -> tuple[list[Member], str]:
-        """The members, and their sessions in the broker's words; store a placement for exactly those."""
+        """The members, but those whose entry is malformed, and all sessions in the broker's words; store a placement
+        for exactly those sessions.
+        """
         own = self.own
         about = json.dumps({"room_bytes": own.room_bytes, "rate": own.rate}, separators=(",", ":"))
         status, current, plan_there, there, entries = self._scripts.call(
@@ -99,23 +102,24 @@ class Membership:
             self.current = Placement.parse(current, plan_there.decode()), threading.Event()
             outdated.set()
         names = there.decode().split()
-        told = [(name.partition(":"), json.loads(entry)) for name, entry in zip(names, entries, strict=True)]
-        members = [
-            Member(worker, session, int(entry["room_bytes"]), float(entry["rate"]))
-            for (worker, _, session), entry in told
-        ]
-        return members, there.decode()
+        told = [(*name.split(":", 1), entry) for name, entry in zip(names, entries, strict=True)]
+        found = (Member.parse(worker, session, entry) for worker, session, entry in told)
+        return [one for one in found if one], there.decode()
 
     def _lack(self, members: Sequence[Member]) -> str:
         """What all stages and the largest need, what the workers have, and what to do."""
         needs, rooms = [one.bytes for one in self.stages], [one.room_bytes for one in members]
         asked = f"the stages need {size_text(sum(needs))}, the largest {size_text(max(needs))}"
-        remedy = "raise strategy.stages" if max(needs) > max(rooms) and sum(needs) <= sum(rooms) else "add workers"
+        remedy = (
+            "raise strategy.stages"
+            if max(needs) > max(rooms, default=0) and sum(needs) <= sum(rooms)
+            else "add workers"
+        )
         return f"{asked}; there are {size_text(sum(rooms))}: {remedy}, or allow them more memory (--max-memory)"
 
     def _keep(self) -> None:
         while not self._over.wait(EVERY_S):
             try:
                 self.look()
-            except (RedisError, ValueError, KeyError, TypeError) as error:  # what another worker wrote may be malformed
+            except (RedisError, *MALFORMED) as error:  # what another worker wrote
                 log.warning("placement not renewed", error=str(error))

@@ -11,6 +11,10 @@ MOST_ORDERED = 5
 """Up to so many workers, all orders of a chain are tried; of more, a few."""
 WORTH = 1.25
 """How much faster a placement must promise to be to replace one that works."""
+MALFORMED = ValueError, KeyError, TypeError, ArithmeticError, RecursionError
+"""What it may raise to read another worker's JSON."""
+LEAST, MOST = 1e-30, 1e30
+"""A worker's memory and rate lie between, or are 0, so that sums and quotients of them stay finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,17 @@ class Member:
     session: str
     room_bytes: int = 0
     rate: float = 0.0
+
+    @classmethod
+    def parse(cls, worker: str, session: str, about: str | bytes) -> "Member | None":
+        """A member as its worker describes it, in JSON; None: the description is malformed."""
+        try:
+            found = json.loads(about)
+            room_bytes, rate = int(found["room_bytes"]), float(found["rate"])
+        except MALFORMED:
+            return None
+        is_sound = all(value == 0 or LEAST <= value <= MOST for value in (room_bytes, rate))
+        return cls(worker, session, room_bytes, rate) if is_sound else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,10 +122,15 @@ class StageLoop:
         if self._is_tried or own.rate or (own.room_bytes and needed[number].bytes > own.room_bytes):
             return
         self._is_tried, self._held = True, None
-        replica = setup.replica(StageParts(setup.layout, setup.stages, range(number, number + 1)))
-        mail = TrialMail(replica, setup.stages, setup.spec.plan, CODECS[setup.staging.activations])
-        rate = measured_rate(replica, setup.layout, mail, needed, lambda: not recall.is_set())
+        try:
+            replica = setup.replica(StageParts(setup.layout, setup.stages, range(number, number + 1)))
+            mail = TrialMail(replica, setup.stages, setup.spec.plan, CODECS[setup.staging.activations])
+            rate = measured_rate(replica, setup.layout, mail, needed, lambda: not recall.is_set())
+        except Exception as error:  # a model may be unable to compute zeros
+            log.warning("speed not measured", job=self.seat.session.keys.job_id, error=str(error))
+            return
         membership.own = replace(own, rate=rate)
+        self._is_tried = not recall.is_set()  # called off: it is tried again when it next stands by
 
     def _versions(self, parts: StageParts) -> StageVersions:
         seat = self.seat

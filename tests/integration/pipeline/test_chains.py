@@ -1,6 +1,7 @@
 """Chains of workers on a real broker: the same weights, bit for bit, whoever holds the stages."""
 
 import json
+import math
 import threading
 import time
 import uuid
@@ -10,13 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from redis import Redis
 from redis.exceptions import ResponseError
+from structlog.testing import capture_logs
+from torch import nn
 
+from bench.split_model import Cut, SplitModel, task_with
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import CodecError, Interrupted
 from computeshare.pipeline.chains import membership
 from computeshare.pipeline.chains.mail import LIFE_S, ChainMail, Inbox, Letter, Outbox
+from computeshare.pipeline.chains.membership import Membership
 from computeshare.pipeline.chains.placement import Held, Placement, successor
 from computeshare.pipeline.chains.stage_weights import StageParts, StageVersions
 from computeshare.protocol.keys import JobKeys
@@ -269,29 +275,43 @@ def test_messages_stay_as_long_as_their_reader_is_there(start: Callable[..., Job
     assert LIFE_S - 5 < redis.ttl(key) <= LIFE_S
 
 
-def test_a_worker_without_a_stage_is_measured(run: Run, redis: Redis) -> None:
-    rates: dict[str, float] = {}
+def test_all_workers_are_measured_one_of_them_without_a_stage(
+    start: Callable[..., Job], redis: Redis, redis_url: str
+) -> None:
+    job = start(**FIELDS | {"rounds": 10_000, "micro_batches_per_round": 1}, strategy=PIPELINE)
+    seats = [Seat(redis_url, job.job_id, f"worker{number}") for number in range(3)]
+    rates: list[float] = []
+    deadline = time.monotonic() + 120
+    while not (len(rates) == 3 and all(rates)) and time.monotonic() < deadline:
+        job.reducer.advance()  # a worker that has a stage is measured by what it computes in rounds
+        entries: Any = redis.hvals(job.store.keys.members())
+        rates = [json.loads(entry.split(b"|")[2])["rate"] for entry in entries]
+        time.sleep(0.01)
+    for seat in seats:
+        seat.leave()
+    assert len(rates) == 3 and all(rates)
 
-    def wait(version: int, seats: list[Seat], add: Callable[[], None]) -> None:
-        deadline = time.monotonic() + 60
-        while version == 2 and not (len(rates) == 3 and all(rates.values())) and time.monotonic() < deadline:
-            entries: Any = redis.hgetall(JobKeys(seats[0].job_id).members())
-            rates.update({name.decode(): json.loads(entry.split(b"|")[2])["rate"] for name, entry in entries.items()})
-            time.sleep(0.05)
 
-    run(3, wait, micro_batches_per_round=1)
-    assert len(rates) == 3 and all(rates.values())
+def members_of(job: Job, setup: StageSetup, *names: str) -> list[Membership]:
+    """Memberships of new sessions, whose threads do not run."""
+    found = []
+    for name in names:
+        session = WorkerSession(job.redis, job.job_id, name, uuid.uuid4().hex)
+        take_seat(session)
+        memory = SeatMemory(setup.spec, setup.memory, 0)
+        found.append(join_members(job.redis, session, setup, memory, threading.Event()))
+    return found
+
+
+def holders(one: Membership) -> list[list[str]]:
+    return [sorted(held.worker for held in chain) for chain in one.current[0].chains]
 
 
 def test_a_standby_worker_has_the_placement_weighed_once(
-    start: Callable[..., Job], redis: Redis, monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = start(**FIELDS | {"micro_batches_per_round": 1}, strategy=PIPELINE)
-    setup, found = setup_of(job), []
-    for name in ("one", "two", "three"):
-        session = WorkerSession(redis, job.job_id, name, uuid.uuid4().hex)
-        take_seat(session)
-        found.append(join_members(redis, session, setup, SeatMemory(setup.spec, setup.memory, 0), threading.Event()))
+    found = members_of(job, setup_of(job), "one", "two", "three")
     weighed = 0
 
     def counted(*about: Any) -> Placement | None:
@@ -302,7 +322,7 @@ def test_a_standby_worker_has_the_placement_weighed_once(
     monkeypatch.setattr(membership, "successor", counted)
     for one in (*found, *found):
         one.look()
-    settled, chains = weighed, found[0].current[0].chains
+    settled, chains = weighed, holders(found[0])
     for _ in range(5):
         for one in found:
             one.look()
@@ -313,18 +333,83 @@ def test_a_standby_worker_has_the_placement_weighed_once(
     assert settled < weighed <= settled + 2
 
 
+def test_a_placement_that_was_not_stored_is_proposed_again(
+    start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start(**FIELDS, strategy=PIPELINE)
+    one, two = members_of(job, setup_of(job), "one", "two")
+    two.look()
+
+    def outrun(*about: Any) -> Placement | None:
+        monkeypatch.undo()
+        job.redis.hdel(job.store.keys.members(), "two")  # as if it was not seen for long
+        return successor(*about)
+
+    monkeypatch.setattr(membership, "successor", outrun)
+    one.look()
+    assert holders(one) == [["two"]], "the new one was made for both"
+    two._told()  # it is seen again, and proposes nothing itself
+    one.look()
+    assert holders(one) == [["one", "two"]]
+
+
+def test_a_worker_that_tells_nonsense_of_itself_holds_nothing_and_ends_no_other(start: Callable[..., Job]) -> None:
+    job = start(**FIELDS, strategy=PIPELINE)
+    one, two, liar = members_of(job, setup_of(job), "one", "two", "liar")
+    liar.own = replace(liar.own, rate=math.inf)
+    for each in (liar, one, two, liar, one):
+        each.look()
+    assert holders(one) == [["one", "two"]]
+
+
+class Inverse(nn.Module):
+    """A layer that fails on weights of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(10))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return values @ torch.linalg.inv(self.weight)
+
+
+def loop_of(job: Job, setup: StageSetup, worker: str) -> StageLoop:
+    """The loop of a new seat, whose threads do not run."""
+    (members,) = members_of(job, setup, worker)
+    session = WorkerSession(job.redis, job.job_id, worker, members.own.session)
+    about = LeaseKeeper(session), setup, members, SeatMemory(setup.spec, setup.memory, 0), SeatStatus()
+    wires, mail = Wires.to(job.redis), Wires.to(job.redis)
+    return StageLoop(StageSeat(job.redis, session, *about, wires, mail, threading.Event()))
+
+
+def test_a_trial_that_is_called_off_is_made_again(start: Callable[..., Job]) -> None:
+    job = start(**FIELDS, strategy=PIPELINE)
+    loop, recall = loop_of(job, setup_of(job), "newcomer"), threading.Event()
+    recall.set()
+    loop._try_out(recall)
+    assert loop.seat.membership.own.rate == 0
+    loop._try_out(threading.Event())
+    assert loop.seat.membership.own.rate > 0
+
+
+def test_a_model_that_cannot_compute_zeros_is_not_measured_and_ends_no_seat(start: Callable[..., Job]) -> None:
+    job = start(**FIELDS, strategy=PIPELINE)
+    task = task_with(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10), Inverse()))
+    split = SplitModel.of(task, job.spec.plan, Cut(split=["2"]))
+    loop = loop_of(job, replace(setup_of(job), task=task, layout=split.layout, stages=split.stage_plan), "newcomer")
+    with capture_logs() as logs:
+        for _ in range(2):
+            loop._try_out(threading.Event())
+    assert [(line["event"], "singular" in line["error"]) for line in logs] == [("speed not measured", True)]
+    assert loop.seat.membership.own.rate == 0
+
+
 def test_an_order_of_the_next_placement_waits_until_this_worker_has_heard_of_it(
     start: Callable[..., Job], redis: Redis
 ) -> None:
     job = start(**FIELDS, strategy=PIPELINE)
-    setup, session = setup_of(job), WorkerSession(redis, job.job_id, "follower", uuid.uuid4().hex)
-    take_seat(session)
-    stop, wires = threading.Event(), Wires.to(redis)
-    memory, keeper = SeatMemory(setup.spec, setup.memory, 0), LeaseKeeper(session)
-    members = join_members(redis, session, setup, memory, stop)
-    loop = StageLoop(
-        StageSeat(redis, session, keeper, setup, members, memory, SeatStatus(), wires, Wires.to(redis), stop)
-    )
+    loop = loop_of(job, setup_of(job), "follower")
+    session = loop.seat.session
     chain = Held("leader", "its session", 0, 1), Held("follower", session.session_id, 1, 2)
     state = job.store.read()
     assert state is not None

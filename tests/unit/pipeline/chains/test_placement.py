@@ -3,6 +3,8 @@
 import itertools
 import random
 
+import pytest
+
 from computeshare.pipeline.chains.placement import (
     Held,
     Member,
@@ -23,6 +25,24 @@ def member(name: str, room: int = 0, rate: float = 0.0) -> Member:
 
 def runs(chain: tuple[Held, ...]) -> dict[str, tuple[int, int]]:
     return {held.worker: (held.first, held.stop) for held in chain}
+
+
+def test_a_worker_is_a_member_with_the_memory_and_the_rate_that_it_tells() -> None:
+    assert Member.parse("a", "session of a", b'{"room_bytes":100,"rate":2.5}') == member("a", 100, 2.5)
+    assert Member.parse("a", "session of a", '{"room_bytes":0,"rate":0}') == member("a")
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        *(f'{{"room_bytes":0,"rate":{rate}}}' for rate in ("1e999", "-1", "NaN", "1e308", "1e-320", "null", "9" * 400)),
+        *(f'{{"room_bytes":{room},"rate":1}}' for room in ("1e999", "-1", "NaN", "[]", "9" * 400)),
+        *("{}", "[]", "no JSON", "[" * 60_000),
+    ],
+    ids=lambda about: about[:30],
+)
+def test_a_worker_that_tells_nonsense_is_no_member(about: str) -> None:
+    assert Member.parse("a", "session of a", about) is None
 
 
 def test_one_worker_holds_all_stages() -> None:
