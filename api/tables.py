@@ -19,6 +19,7 @@ ReasonCode = Literal[
     "looking",  # for workers, since a moment ago
     "workers",  # too few serve the queue
     "busy",  # other jobs have them
+    "unreadable",  # this release cannot read the specification
     "worker",  # a single one cannot take part
     "reducer",
     "opening",

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from sqlalchemy import Connection, or_, update
+from sqlalchemy import Connection, false, func, or_, update
 
 from api.scheduler.machines import INVITE, MACHINE, admitted_machines
 from api.tables import WORKER
-from computeshare.types import machine_of
+from computeshare.types import MACHINE_CHARACTERS, machine_of
 
 OWNER = "owner"
 
@@ -16,16 +16,18 @@ def shown(person: str | None, owner: str) -> str | None:
     return owner if person is None else person or None
 
 
-def assign(connection: Connection, row: Any, person: str | None) -> None:
+def assign(connection: Connection, row: Any, person: str | None, owner: str) -> None:
     """Say whose the machine of a worker's row is: of all its workers, also in the jobs in which they took part.
 
-    An invited machine is known by the beginning of its workers' ids, another one by its name.
+    A machine at the gateway is known by the beginning of its workers' ids, another one by its name. No name is stored
+    for the `owner` of the latter, so that it stays right when the owner's name changes.
     """
-    machine = machine_of(row.worker)
-    invited = machine in admitted_machines(connection)
-    stored = "" if invited and person is None else person
+    machine, admitted = machine_of(row.worker), admitted_machines(connection)
+    invited = machine in admitted
+    stored = (person or "") if invited else (None if person == owner else person)
     for rows in (MACHINE, WORKER):
-        named = (rows.c.name == row.name) & rows.c.person.is_not_distinct_from(row.person)
+        named = (rows.c.name == row.name) & rows.c.person.is_not_distinct_from(row.person) if row.name else false()
+        named &= func.substr(rows.c.worker, 1, MACHINE_CHARACTERS).not_in(sorted(admitted))
         alike = rows.c.worker.startswith(machine, autoescape=True) if invited else named
         connection.execute(update(rows).where(or_(rows.c.worker == row.worker, alike)).values(person=stored))
     if invited:

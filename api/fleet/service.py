@@ -59,12 +59,14 @@ class Fleet:
         return self._public(self._decide(worker_id, action, drained_ms=now_ms() if drained else None))
 
     def assign(self, worker_id: str, person: str | None) -> WorkerPublic:
-        """Say whose a worker's machine is, also in what it has contributed so far; None: nobody's by name.
+        """Say whose a worker's machine is, also in what it has contributed so far.
 
+        Args:
+            person: None: the owner's; of a machine at the gateway, nobody's by name.
         Raises: NotFound.
         """
         with self._changing(worker_id) as (connection, row):
-            assign(connection, row, person)
+            assign(connection, row, person, self._owner)
             record(connection, "worker.person", worker_id, name=row.name, person=person)
             changed = connection.execute(select(MACHINE).where(MACHINE.c.worker == worker_id)).one()
         return self._public(changed)

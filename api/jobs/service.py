@@ -408,6 +408,7 @@ def _requeue(job: Job) -> None:
     """Make a paused or failed job queued again."""
     job.stopped_ms += _stopped_ms(job, now_ms())
     job.status, job.reason, job.reason_code, job.error = "queued", _looking(job.queue), "looking", None
+    job.missing_workers = 0
     job.paused_ms = job.finished_ms = job.purged_ms = job.pause_after = job.resume_ms = None
 
 

@@ -134,7 +134,7 @@ class Dispatcher:
         if told:
             with self._database.writing() as connection:
                 for job_id, why in told:
-                    _touch(connection, job_id, _told(None) | {"reason": why}, ACTIVE)
+                    _touch(connection, job_id, _told(Reason("unreadable", why)), ACTIVE)
         return replace(stored, jobs=[job for job in stored.jobs if job not in unreadable]) if unreadable else stored
 
     def _align(self, redis: Redis, stored: Stored, jobs: Mapping[str, Published]) -> None:

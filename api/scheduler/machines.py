@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection, ScalarSelect, delete, func, or_, select, update
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy import Connection, delete, func, insert, or_, select, update
 
 from api.access.audit import AUDIT
 from api.database import Database
@@ -123,18 +122,38 @@ def remember(connection: Connection, worker: WorkerInfo, now: int) -> None:
     """Store an online worker's description of itself."""
     said = {name: getattr(worker, name) for name in ("name", "host", "device", "memory_bytes", "versions")}
     said |= {"queues": list(worker.queues), "last_seen_ms": worker.last_seen_ms, "noted_ms": now}
+    if connection.execute(update(MACHINE).where(MACHINE.c.worker == worker.id).values(said)).rowcount:
+        return
     at = {"first_seen_ms": worker.last_seen_ms, "began_ms": worker.last_seen_ms}
-    row = {"worker": worker.id, **said, **at, "tallies": [[now, 0]], "person": _invited_person(worker)}
-    connection.execute(insert(MACHINE).values(row).on_conflict_do_update(index_elements=["worker"], set_=said))
+    row = {"worker": worker.id, **said, **at, "tallies": [[now, 0]], "person": _person_of_new(connection, worker)}
+    connection.execute(insert(MACHINE).values(row))
 
 
-def _invited_person(worker: WorkerInfo) -> ScalarSelect[str]:
-    """SQL: the person of the invite by which a worker came, empty if it names nobody; NULL: it came without one."""
+def _person_of_new(connection: Connection, worker: WorkerInfo) -> str | None:
+    """Whose a new process's machine is (see `Machine.person`): at the gateway as its invite says, else as its newest
+    process has it since the invite, if there was one: a person may have been assigned.
+    """
+    invite = _invite_of(connection, worker)
+    invited = None if invite is None else invite.person or ""
+    if invite and invite.gateway:
+        return invited
+    same = (MACHINE.c.name == worker.name) & (MACHINE.c.host == worker.host)
+    same &= MACHINE.c.began_ms >= (invite.used_ms if invite else 0)
+    query = select(MACHINE.c.worker, MACHINE.c.person).where(same).order_by(MACHINE.c.last_seen_ms.desc())
+    known = connection.execute(query).all()
+    admitted = admitted_machines(connection) if known else set()
+    if machine_of(worker.id) in admitted:
+        return invited
+    return next((row.person for row in known if machine_of(row.worker) not in admitted), invited)
+
+
+def _invite_of(connection: Connection, worker: WorkerInfo) -> Any:
+    """The invite by which a worker came; None: it came without one, or long ago."""
     by_id = INVITE.c.gateway & (INVITE.c.id == machine_of(worker.id))
     by_name = INVITE.c.gateway.is_(False) & (INVITE.c.worker == worker.name)
     by_name &= INVITE.c.used_ms < worker.last_seen_ms + CLOCKS_MS
-    query = select(func.coalesce(INVITE.c.person, "")).where(or_(by_id, by_name))
-    return query.order_by(INVITE.c.gateway.desc(), INVITE.c.used_ms.desc()).limit(1).scalar_subquery()
+    query = select(INVITE.c.person, INVITE.c.gateway, INVITE.c.used_ms).where(or_(by_id, by_name))
+    return connection.execute(query.order_by(INVITE.c.gateway.desc(), INVITE.c.used_ms.desc()).limit(1)).first()
 
 
 def samples_counted(connection: Connection) -> dict[str, int]:
@@ -164,14 +183,11 @@ def _tally(connection: Connection, there: Collection[str], now: int) -> None:
 
 
 def _succeed(connection: Connection, gone: str, new: str) -> None:
-    """Give a new process the history and decisions of its predecessor, except an order to leave for good."""
+    """Give a new process its predecessor's history, and that it is drained if it is. It is its person's already."""
     before = connection.execute(select(MACHINE).where(MACHINE.c.worker == gone)).one()
     drained = func.coalesce(MACHINE.c.drained_ms, before.drained_ms)
     values = {"first_seen_ms": before.first_seen_ms, "drained_ms": drained}
-    values |= {"person": before.person} if before.person else {}
     connection.execute(update(MACHINE).where(MACHINE.c.worker == new).values(values))
-    if before.person:  # it may have joined jobs since
-        connection.execute(update(WORKER).where(WORKER.c.worker == new).values(person=before.person))
     connection.execute(delete(MACHINE).where(MACHINE.c.worker == gone))
     pass_on(connection, gone, new)
     log.info("worker came again", before=gone, now=new, drained=before.drained_ms is not None)

@@ -95,7 +95,7 @@ def shortage(
     having = f" with {demand.requires}" if demand.requires else ""
     needs = f"Needs {_workers(demand.minimum)} on queue {queue}{having}, {online}"
     text = "; ".join([needs, *off[:SHOWN], *shown(left_out)])
-    return Reason("workers", text, max(1, demand.minimum - len(serving)))
+    return Reason("workers", text, missing)
 
 
 def _workers(count: int) -> str:

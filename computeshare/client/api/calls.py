@@ -180,7 +180,9 @@ class Client:
         return json_object(self._requests.repeatable("POST", _worker_path(worker_id, "undrain")))
 
     def assign(self, worker_id: str, person: str | None) -> dict[str, Any]:
-        """Say whose a worker's machine is, also in what it has contributed; None: nobody's by name."""
+        """Say whose a worker's machine is, also in what it has contributed; None: the owner's, or nobody's if
+        the machine was invited.
+        """
         body = {"person": person}
         return json_object(self._requests.repeatable("PATCH", _worker_path(worker_id), json=body))
 

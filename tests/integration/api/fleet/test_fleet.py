@@ -197,8 +197,34 @@ def test_a_machine_is_the_owners_until_it_is_assigned_and_keeps_its_person_over_
         people = {row.worker: row.person for row in session.scalars(select(WorkerStat))}
     assert people["an earlier process"] == "Anna" and people[others] is None
     assert fleet.assign(worker.id, None).person == "owner"
+    assert fleet.assign(worker.id, "owner").person == "owner"  # saved as it stood
+    with stage.database.engine.connect() as connection:
+        of_machine = select(MACHINE.c.person).where(MACHINE.c.worker == worker.id)
+        assert connection.scalar(of_machine) is None, "the owner's name may change"
     with pytest.raises(NotFound):
         fleet.assign("nobody", "Anna")
+
+
+def test_a_further_worker_of_an_assigned_machine_is_its_persons_too(stage: Stage, fleet: Fleet, redis: Redis) -> None:
+    first, second = machine(name := secrets.token_hex(8)), machine(name)
+    register(redis, first)
+    stage.turn()
+    fleet.assign(first.id, "Anna")
+    for worker in (second, machine(name, host="another")):
+        register(redis, worker)
+    stage.turn()
+    found = {worker.id: worker.person for worker in named(fleet, name)}
+    assert [found.pop(first.id), found.pop(second.id), *found.values()] == ["Anna", "Anna", "owner"]
+
+
+def test_a_worker_without_a_name_is_assigned_alone(stage: Stage, fleet: Fleet, redis: Redis) -> None:
+    one, other = machine("", host=secrets.token_hex(8)), machine("", host=secrets.token_hex(8))
+    for worker in (one, other):
+        register(redis, worker)
+    stage.turn()
+    fleet.assign(one.id, "Anna")
+    found = {worker.id: worker.person for worker in fleet.workers().items}
+    assert (found[one.id], found[other.id]) == ("Anna", "owner")
 
 
 def test_a_worker_restarted_before_its_registration_ran_out_is_the_same_machine(

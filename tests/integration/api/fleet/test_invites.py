@@ -19,7 +19,7 @@ from api.errors import Conflict
 from api.fleet.invites import Introduction, InviteService, is_local
 from api.fleet.service import Fleet
 from api.main import create_app
-from api.scheduler.machines import INVITE, MACHINE, remember
+from api.scheduler.machines import INVITE, MACHINE, Roll, remember
 from computeshare.errors import ComputeShareError, SettingsError
 from computeshare.queue import WorkerInfo
 from computeshare.runtime.signatures import SigningKey
@@ -201,6 +201,43 @@ def test_an_invited_machine_is_its_persons_and_two_of_one_name_are_told_apart(
     assert people() == ["Carla", "Ben", None]
     fleet.assign(nobody, "Dora")
     assert people()[2] == "Dora" and fleet.assign(nobody, None).person == (None if at_gateway else "owner")
+
+
+def test_an_invited_machine_is_not_moved_with_one_of_the_same_name(database: Database, settings: Settings) -> None:
+    invites, fleet, now = InviteService(database), Fleet(database, Broker(settings)), now_ms()
+    made, code = invites.create("mnist", 15, person="Anna")
+    invites.take_up(code, machine(code), from_here=False)
+    hers, own = f"{made.id}{secrets.token_hex(2)}", secrets.token_hex(6)
+    with database.writing() as connection:
+        for worker_id, host in ((hers, "hers"), (own, "own")):
+            remember(connection, WorkerInfo(worker_id, "mac", "cpu", (), {}, 1, host, 1, last_seen_ms=now), now)
+    fleet.assign(own, "Anna")
+    fleet.assign(own, None)
+    assert {one.id: one.person for one in fleet.workers(offline=True).items} == {hers: "Anna", own: "owner"}
+
+
+@pytest.mark.parametrize("assigned_back", [True, False])
+def test_a_machine_with_the_brokers_address_stays_whose_it_was_over_restarts(
+    database: Database, settings: Settings, assigned_back: bool
+) -> None:
+    invites, fleet, roll = InviteService(database, BROKER), Fleet(database, Broker(settings)), Roll(database)
+    _, code = invites.create("mnist", 15)
+    invites.take_up(code, machine(code), from_here=False)
+    now = now_ms()
+    first, second = secrets.token_hex(6), secrets.token_hex(6)
+
+    def runs(worker_id: str, at_ms: int) -> None:
+        roll.call([WorkerInfo(worker_id, "mac", "cpu", (), {}, 1, "h", 1, last_seen_ms=at_ms)], at_ms, calm=False)
+
+    runs(first, now)
+    if assigned_back:
+        fleet.assign(first, None)
+    else:
+        with database.writing() as connection:
+            connection.execute(INVITE.delete())  # as a day after it has expired
+    runs(second, now + 60_000)
+    [line] = fleet.workers(offline=True).items
+    assert (line.id, line.person) == (second, "owner" if assigned_back else None)
 
 
 def test_an_invited_machine_serves_its_queue_from_when_it_has_joined_until_its_access_ends(database: Database) -> None:

@@ -79,8 +79,13 @@ def test_a_job_that_this_release_cannot_read_keeps_no_other_waiting(
     for _ in range(2):
         dispatcher.step(redis)
     assert [seat.job_id for seat in seats(database, "issued")] == [job]
-    why = jobs.show(unreadable).reason
-    assert why and why.startswith("This release cannot read the job's specification (label_smoothing: ")
+    shown = jobs.show(unreadable)
+    why = shown.reason
+    assert (
+        shown.reason_code == "unreadable"
+        and why
+        and why.startswith("This release cannot read the job's specification (label_smoothing: ")
+    )
     assert jobs.cancel(unreadable).status == "cancelled"
     dispatcher.step(redis)
 

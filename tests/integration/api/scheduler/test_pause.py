@@ -115,6 +115,14 @@ def test_a_paused_job_can_be_cancelled_and_not_deleted(client: TestClient, job: 
     assert client.delete(f"/v1/jobs/{job}").status_code == 204
 
 
+def test_a_resumed_job_does_not_ask_for_the_workers_that_were_missing_before(jobs: Jobs, database: Database) -> None:
+    job = jobs.create(JobSpec(dataset="digits", model="mlp")).id
+    set_status(database, job, reason="Needs 3 workers", reason_code="workers", missing_workers=3)
+    jobs.pause(job)
+    resumed = jobs.resume(job)
+    assert (resumed.reason_code, resumed.missing_workers) == ("looking", 0)
+
+
 def test_the_timeline_says_who_paused_resumed_and_retried(jobs: Jobs, database: Database, history: History) -> None:
     job = jobs.create(JobSpec(dataset="digits", model="mlp")).id
     jobs.pause(job)

@@ -302,6 +302,9 @@ def test_the_reason_says_who_is_served_first_and_who_is_drained() -> None:
     )
     off = [replace(workers[0], off="drained")]
     assert shortage(low, off, []) == Reason("workers", "Needs 1 worker on queue mnist, 1 is online; 1 is drained", 1)
+    none_works = [replace(worker, off="drained") for worker in workers]
+    told = Reason("workers", "Needs 3 workers on queue mnist, 3 are online; 3 are drained", 3)
+    assert shortage(demand("three", minimum=3, queue="mnist"), none_works, []) == told
 
 
 def test_a_worker_that_hangs_when_it_is_to_leave_is_stopped_so_that_the_other_job_gets_it() -> None:
