@@ -6,7 +6,7 @@ Times are ISO 8601 in UTC, sizes are bytes, durations are seconds.
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, create_model, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
 from api.tables import ReasonCode
 from computeshare.jobspec.documents.fields import editable
@@ -16,6 +16,7 @@ from computeshare.jobspec.tasks.stored import is_language_model, subject_of
 from computeshare.queue.text_requests import HOTTEST, LONGEST_PROMPT, MOST_CHARACTERS
 from computeshare.runtime.log_lines import Level
 from computeshare.runtime.signatures import PUBLIC_KEY, SIGNATURE
+from computeshare.settings import Person
 from computeshare.tasks.class_counts import MOST_IN_MATRIX
 from computeshare.types import JobStatus, Kind, Outcome
 
@@ -26,10 +27,6 @@ def from_milliseconds(value: object) -> object:
 
 
 Instant = Annotated[datetime, BeforeValidator(from_milliseconds)]
-Person = Annotated[
-    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=60, pattern=r"^[^\x00-\x1f\x7f]+$")
-]
-"""A person's name, on one line."""
 
 
 ScoredPart = Literal["validation", "test"]
@@ -534,6 +531,7 @@ class InviteCreated(InvitePublic):
     )
     qr: str = Field(description="the link as a QR code: an SVG image in a data URI")
     note: str | None = Field(description="why other machines may not be able to join; null if there is no problem")
+    blocked: bool = Field(description="whether no other machine can join yet, for the reason in `note`")
     remedy: str | None = Field(description="a command that starts the control plane so that they can")
 
 

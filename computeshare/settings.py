@@ -8,11 +8,11 @@ import ipaddress
 import json
 import secrets
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 import platformdirs
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, StringConstraints, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from computeshare.errors import NoToken, SettingsError, Unreachable
@@ -23,9 +23,13 @@ from computeshare.runtime.signatures import PUBLIC_KEY, SigningKey
 EVERYWHERE = frozenset({"0.0.0.0", "::"})
 """Wildcard addresses: a server can listen on them, but a client cannot connect to them."""
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+"""This machine's names for itself."""
 NEARBY_DOMAINS = (".local", ".lan", ".home", ".home.arpa", ".internal")
 """Ends of names that only a local network knows."""
-"""This machine's names for itself."""
+Person = Annotated[
+    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=60, pattern=r"^[^\x00-\x1f\x7f]+$")
+]
+"""A person's name, on one line."""
 INTERNAL = frozenset({"PARENT", "SOCKETS", "TELL", "FAILPOINTS"})
 """Further variables `COMPUTESHARE_<NAME>`: those that processes set for one another, and the one that tests set."""
 
@@ -73,10 +77,8 @@ class Settings(BaseSettings):
     database_url: str | None = Field(None, description="SQLite database; default HOME/computeshare.db")
     url: str | None = Field(None, description="address of the control plane, for clients")
     token: str | None = Field(None, description="bearer token, for clients; default: HOME/token")
-    person: str = Field(
+    person: Person = Field(
         "owner",
-        min_length=1,
-        max_length=60,
         description="whose the machines are that joined without an invite, for the contributions by person",
     )
     webhook_networks: str = Field("", description="private networks that webhooks may reach: 192.168.1.0/24,127.0.0.1")

@@ -1,5 +1,6 @@
 """What each machine, and each person, has contributed to all jobs together."""
 
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -52,17 +53,20 @@ class Contributions:
         """`owner`: whose the machines are that joined without an invite."""
         self._database, self._owner, self._fresh_s = database, owner, fresh_s
         self._known, self._due = ContributionList(items=[], people=[]), 0.0
+        self._lock, self._changed, self._told = threading.Lock(), object(), object()
 
     def list(self) -> ContributionList:
         """The machines whose samples counted, most samples first, and their people; a minute old at most."""
-        if time.monotonic() >= self._due:
-            self._known = self._summed()
-            self._due = time.monotonic() + self._fresh_s
-        return self._known
+        with self._lock:
+            changed = self._changed  # `forget` may be called while the sum is under way
+            if changed is not self._told or time.monotonic() >= self._due:
+                self._known = self._summed()
+                self._told, self._due = changed, time.monotonic() + self._fresh_s
+            return self._known
 
     def forget(self) -> None:
         """Sum anew at the next call."""
-        self._due = 0.0
+        self._changed = object()
 
     def _summed(self) -> ContributionList:
         event = (col(Event.job_id), col(Event.type), col(Event.at_ms), col(Event.data))

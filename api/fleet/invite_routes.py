@@ -9,7 +9,7 @@ from fastapi.responses import HTMLResponse
 
 from api.deps import InvitesDep
 from api.errors import NotFound
-from api.fleet.invites import Introduction, InviteService
+from api.fleet.invites import UNREACHABLE, Introduction, InviteService
 from api.fleet.worker_wheel import base_of, commands
 from api.http.security import is_loopback
 from api.pages.page_response import missing, render
@@ -38,7 +38,7 @@ def create_invite(body: InviteRequest, service: InvitesDep, request: Request, re
     url = _link(service, request, code)
     alone = not service.public_url and is_loopback(request.url.hostname or "")
     open_link = not is_gateway_url(url.partition("/join/")[0], nearby=True)
-    obstacles = [service.note(), OWN_NAME if alone else None, UNENCRYPTED if open_link else None]
+    obstacles = [note := service.note(), OWN_NAME if alone else None, UNENCRYPTED if open_link else None]
     response.headers["Location"] = f"/v1/invites/{invite.id}"
     return InviteCreated(
         **invite.model_dump(),
@@ -47,6 +47,7 @@ def create_invite(body: InviteRequest, service: InvitesDep, request: Request, re
         new_machine=_new_machine(url, service),
         qr=segno.make(url, micro=False).svg_data_uri(scale=4, border=2, dark="#000", light="#fff"),
         note="; and ".join(filter(None, obstacles)) or None,
+        blocked=alone or open_link or note == UNREACHABLE,
         remedy=LAN if alone else None,
     )
 

@@ -31,9 +31,10 @@ def change_worker(
     worker: WorkerId, body: WorkerChange, service: FleetDep, contributions: ContributionsDep
 ) -> WorkerPublic:
     """Say whose a worker's machine is. What it has contributed so far counts as theirs, too."""
-    changed = service.assign(worker, body.person)
-    contributions.forget()
-    return changed
+    try:
+        return service.assign(worker, body.person)
+    finally:  # it may be stored although the answer could not be made
+        contributions.forget()
 
 
 @router.post("/workers/{worker}/drain", status_code=202)

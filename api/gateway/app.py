@@ -192,18 +192,19 @@ class Gateway:
             raise _Refused(503, "the broker does not answer: try again later") from error
 
     async def _look_after(self) -> None:
-        """Cut the connections of refused machines, write the counts and have what machines write expire, while there is
-        anything to do.
+        """Cut the connections of refused machines, write the counts, have what machines write expire and tell the other
+        gateways what they hold, while a machine is connected or holds anything.
         """
-        is_due = False
-        while self._open or is_due:
+        await asyncio.to_thread(self._holdings.share)  # what the others told last may be old
+        holds = True
+        while self._open or holds:
             await asyncio.sleep(CHECK_S)
             with contextlib.suppress(Exception):  # a locked database: the next look is a second later
                 refused = await asyncio.to_thread(self._machines.refused, {one.machine for one in self._open})
                 for each in [one for one in self._open if one.machine in refused]:
                     each.cut.set()
             await asyncio.to_thread(self._traffic.flush)
-            is_due = await asyncio.to_thread(self._holdings.look)
+            holds = await asyncio.to_thread(self._holdings.look)
             await asyncio.to_thread(self._holdings.share)
 
     def _announcing(self, machine_id: str) -> float:

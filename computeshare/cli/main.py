@@ -65,9 +65,7 @@ def up(
     ] = False,
     person: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", show_default=False, help="Whose the machines are that join without an invite: owner."
-        ),
+        typer.Option(metavar="NAME", show_default=False, help="Whose machines join without an invite. Default: owner."),
     ] = None,
     tls: Annotated[
         str | None,

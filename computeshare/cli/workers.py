@@ -85,7 +85,7 @@ def person(
     """Say whose a worker's machine is. What it has contributed so far counts as theirs, too."""
     with connect(url, home) as client:
         changed = client.assign(worker_id(client.fleet(offline=True), worker), name or None)
-    _tell(changed, f"is {plain(changed['person'])}'s" if changed["person"] else "is nobody's by name", as_json)
+    _tell(changed, f"belongs to {plain(changed['person'])}" if changed["person"] else "is nobody's by name", as_json)
 
 
 @app.command()
@@ -130,8 +130,8 @@ def invite(
     if as_json:
         print_json(made)
         return
-    console().print("\n".join(_obstacle(made) if made["note"] else _joining(made)), markup=False, soft_wrap=True)
-    if qr and not made["note"]:
+    console().print("\n".join(_obstacle(made) if made["blocked"] else _joining(made)), markup=False, soft_wrap=True)
+    if qr and not made["blocked"]:
         import segno
 
         segno.make(made["url"], micro=False).terminal(compact=True)
@@ -251,6 +251,7 @@ def _joining(made: dict[str, Any]) -> list[str]:
         f"run this on the other machine, which needs uv and nothing else; the link works once{when}",
         f"with pipx: {with_pipx}",
         f"where ComputeShare is installed: {plain(made['command'])}",
+        *([f"note: {plain(made['note'])}"] if made["note"] else []),
     ]
 
 

@@ -199,7 +199,7 @@ class Holdings:
 
     def look(self) -> bool:
         """Give the keys written lately an expiry where they have none, or a longer one than they need, and forget those
-        that are gone. Returns whether that is to be done again; during an outage of the broker it is.
+        that are gone. Returns whether machines hold anything here.
         """
         due = self._due()
         try:
@@ -217,7 +217,7 @@ class Holdings:
                     key.ends = now + left[place]
                 elif not key.pending and not key.is_due:
                     self._machines[machine].drop(name)
-            return any(key.is_due or key.pending for found in self._machines.values() for key in found.keys.values())
+            return any(found.keys for found in self._machines.values())
 
     def _due(self) -> list[tuple[str, str, Own]]:
         """The keys to ask the broker for, no more noted as such. Forgets those that have expired."""

@@ -23,9 +23,9 @@ async function make() {
     return;
   }
   clearInterval(timer);
-  part("made").hidden = Boolean(invite.note);
-  part("obstacle").hidden = !invite.note;
-  if (invite.note) explain();
+  part("made").hidden = invite.blocked;
+  part("obstacle").hidden = !invite.blocked;
+  if (invite.blocked) explain();
   else offer();
 }
 
@@ -40,6 +40,8 @@ function offer() {
   part("command").textContent = invite.command;
   [part("new").textContent, part("pipx").textContent] = invite.new_machine;
   part("qr").src = invite.qr;
+  part("caution").textContent = invite.note;
+  part("caution").hidden = !invite.note;
   show();
   timer = setInterval(look, LOOK_MS);
 }

@@ -120,6 +120,7 @@ def invited(**changes: Any) -> dict[str, Any]:
         "new_machine": ["uvx --from the wheel", "pipx run --spec the wheel"],
         "qr": "data:image/svg+xml,",
         "note": None,
+        "blocked": False,
     }
     return document | changes
 
@@ -130,7 +131,7 @@ def test_an_invite_is_a_command_to_type_elsewhere_and_says_until_when(
     server.on(
         "POST /v1/invites",
         Answer(invited(), 201),
-        Answer(invited(note="nobody reaches\x1b the broker", remedy="computeshare up --lan"), 201),
+        Answer(invited(note="nobody reaches\x1b the broker", blocked=True, remedy="computeshare up --lan"), 201),
     )
     assert run(app, ["workers", "invite", "--queue", "lab", "--minutes", "60"]) == 0
     until = datetime(2026, 1, 1, 13, tzinfo=UTC).astimezone()
@@ -156,20 +157,24 @@ def test_an_invite_is_a_command_to_type_elsewhere_and_says_until_when(
 def test_an_invite_is_for_a_person_and_its_link_a_qr_code_on_request(
     server: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    blocked = invited(note="nobody reaches the broker", remedy=None)
-    server.on("POST /v1/invites", Answer(invited(person="Anna"), 201), Answer(blocked, 201))
+    blocked = invited(note="nobody reaches the broker", blocked=True, remedy=None)
+    some = invited(note="other networks do not know the broker's name", remedy=None)
+    server.on("POST /v1/invites", Answer(invited(person="Anna"), 201), Answer(blocked, 201), Answer(some, 201))
     assert run(app, ["workers", "invite", "--for", "Anna", "--qr"]) == 0
     assert json.loads(server.requests[0].body) == {"queue": "default", "minutes": 15, "person": "Anna"}
     assert sum("▀" in line or "▄" in line for line in capsys.readouterr().out.splitlines()) > 10
     assert run(app, ["workers", "invite", "--qr"]) == 0
     assert capsys.readouterr().out == "no other machine can join yet: nobody reaches the broker\n"
+    assert run(app, ["workers", "invite"]) == 0
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert (first, last) == (some["new_machine"][0], f"note: {some['note']}")
 
 
 def test_a_worker_is_assigned_to_a_person_and_back(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.on("GET /v1/workers?offline=true", Answer({"items": [worker()]}))
     server.on("PATCH /v1/workers/ab12cd34ef56", Answer(worker(person="Anna")), Answer(worker(person=None)))
     assert run(app, ["workers", "person", "mac-studio", "Anna"]) == 0
-    assert capsys.readouterr().out == "mac-studio is Anna's\n"
+    assert capsys.readouterr().out == "mac-studio belongs to Anna\n"
     assert run(app, ["workers", "person", "mac-studio"]) == 0
     assert capsys.readouterr().out == "mac-studio is nobody's by name\n"
     bodies = [json.loads(request.body) for request in server.requests if request.body]

@@ -11,6 +11,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import ResponseError
 
+from api.gateway import app
 from api.gateway.commands import holdings as limits
 from api.gateway.commands.holdings import Holdings
 from api.gateway.commands.policy import OWN, RECORDED_S, own
@@ -259,8 +260,32 @@ def test_an_outage_of_the_broker_leaves_nothing_without_expiry(redis: Redis, job
     held.end("12345678", [key])
     assert held.look() and redis.ttl(key) == -1
     del brokers[0]
-    assert not held.look() and 0 < redis.ttl(key) <= STAGED_S  # type: ignore[operator]
+    assert held.look() and 0 < redis.ttl(key) <= STAGED_S  # type: ignore[operator]
     redis.unlink(key)
+
+
+def test_a_gateway_tells_what_machines_hold_also_once_they_are_gone(member: Member) -> None:
+    redis, held = member.redis, member.plane.gateway._holdings
+    told = keys.gateway(held._id)
+    member.far.hset(keys.worker(member.worker), "name", "x")
+    member.far.close()
+    wait_until(lambda: not member.plane.gateway.connections)
+    for _ in range(3):
+        redis.delete(told)  # as if it had expired
+        wait_until(lambda: redis.exists(told) == 1, timeout_s=10)
+    held._clock = lambda: time.monotonic() + 10**6
+    wait_until(lambda: not redis.exists(told))
+
+
+def test_a_gateway_learns_what_machines_hold_elsewhere_as_soon_as_one_is_there(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = secrets.token_hex(8)
+    monkeypatch.setattr(app, "CHECK_S", 3600.0)
+    member.redis.sadd(keys.GATEWAYS, other)
+    member.redis.hset(keys.gateway(other), member.machine, f"{1 << 40} 1 0 0")
+    member.far.ping()
+    wait_until(lambda: not member.plane.gateway._holdings.has_room(member.machine, True), timeout_s=10)
 
 
 def _passes(call: Callable[[], object]) -> bool:
