@@ -19,6 +19,7 @@ from api.gateway.app import ANNOUNCEMENTS
 from api.gateway.commands.access import LEAVING_S, MOST_READERS, Access
 from api.gateway.commands.policy import Needs
 from api.gateway.refusals import Refusals
+from api.http.throttle import Throttle
 from computeshare.bundles.exchange import Exchange, _Answers
 from computeshare.bundles.piece_server import PieceServer
 from computeshare.checkpoints.part_score import PartScore
@@ -68,6 +69,7 @@ def stage(
     with serving(settings) as (url, app), connect(broker.url, retries=0) as redis:
         plane = Plane(url, app, settings)
         plane.gateway.refusals = Refusals(10_000)
+        plane.gateway._openings = Throttle(1_000_000, 1e-6)
         machine, access = plane.joined(folder / "home")
         scene = Scene(f"{machine}work", "feedbeefwork", JobKeys("mine"), JobKeys("other"), Scripts(redis))
         store = RoundStore(redis, "mine")

@@ -94,6 +94,16 @@ def test_an_update_that_came_already_is_copied_too_but_not_by_its_own_machine(st
     assert [*store.redis.hkeys(store.keys.audits())] in ([b"0"], [b"1"], [b"2"])  # type: ignore[misc]
 
 
+def test_an_update_that_came_already_is_copied_only_if_it_is_to_be_audited(store: RoundStore, join: Join) -> None:
+    quick, slow = join("quick"), join("slow")
+    assert send(quick, ZERO, *quick.lease(str(ZERO)).micro_batches) == "accepted"
+    for share, copies in ((1e-9, 0), (1, 1)):
+        agree(store, audit=share, secret="s")
+        store.redis.rpush(store.keys.free(), 3)
+        slow.lease(str(ZERO))
+        assert store.redis.hlen(store.keys.audits()) == copies
+
+
 def test_a_copy_is_made_once_unless_its_lease_runs_out(store: RoundStore, join: Join) -> None:
     sessions = [join(worker, **ALL) for worker in "abcd"]
     grants = [session.lease(str(ZERO)).micro_batches for session in sessions]
