@@ -92,7 +92,11 @@ class Plane:
 
 @contextmanager
 def _running(act: Callable[[], Any]) -> Iterator[None]:
-    thread = threading.Thread(target=act)
+    def run() -> None:
+        torch.set_num_threads(1)  # a setting of each thread, on which bits depend
+        act()
+
+    thread = threading.Thread(target=run)
     thread.start()
     try:
         yield
@@ -104,6 +108,7 @@ def _running(act: Callable[[], Any]) -> Iterator[None]:
 @pytest.fixture
 def plane(redis: Redis, job_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plane]:
     monkeypatch.setattr("computeshare.worker.seat.scoring_seat.IDLE_TURNS", 2)
+    torch.set_num_threads(1)
     found = Plane(redis, job_id, tmp_path)
     yield found
     for name in ("worker1aaaaa", "worker2aaaaa"):
