@@ -117,8 +117,8 @@ class JobPublic(_Answer):
     reason: str | None = Field(description="why the job is not running, and what to do")
     reason_code: ReasonCode | None = Field(
         description="the same for programs, of a job that wants workers: such as `workers` if too few serve its queue, "
-        "`busy` if other jobs have them, `unreadable` if this release cannot read its specification; null: it "
-        "advances, or does not want any"
+        "`busy` if other jobs have them, `unreadable` if this release cannot read its specification; of a paused job: "
+        "`user` if somebody paused it, `disk` if no checkpoint can be written; null: it advances, or has ended"
     )
     missing_workers: int = Field(
         description="how many more workers the job needs on its queue; 0: enough are there, or it is not known yet "

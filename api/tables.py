@@ -29,8 +29,12 @@ ReasonCode = Literal[
     "evaluator",
     "scoring",
     "finishing",
+    "user",  # paused by a user
+    "disk",  # paused because no checkpoint can be written
 ]
 """Why a job does not advance."""
+PAUSED: tuple[ReasonCode, ...] = ("user", "disk")
+"""The codes of paused jobs."""
 
 
 def table(model: type[SQLModel]) -> Table:
@@ -81,7 +85,7 @@ class Job(_Traffic, table=True):
     status: str = Field(index=True)
     reason: str | None = None
     reason_code: str | None = None
-    """A `ReasonCode`; it is that of `reason` while the job wants workers and has one."""
+    """A `ReasonCode`; it is that of `reason` while the job wants workers and has one, or is paused."""
     missing_workers: int = Field(default=0, sa_column_kwargs={"server_default": "0"})
     """How many more workers a job of the code `workers` needs."""
     error: str | None = None

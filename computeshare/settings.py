@@ -197,7 +197,10 @@ class Settings(BaseSettings):
         try:
             return self.token_path.read_text().strip()
         except OSError as error:
-            raise NoToken(f"no token: set COMPUTESHARE_TOKEN, or let {self.token_path} hold it") from error
+            raise NoToken(
+                f"no token in {self.token_path}: set COMPUTESHARE_TOKEN to what `computeshare token` prints on the "
+                "control plane's machine"
+            ) from error
 
     def ensure_token(self) -> str:
         """The control plane's token, created on first use in a file of mode 0600."""

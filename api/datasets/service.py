@@ -15,6 +15,7 @@ from api.errors import Conflict, InvalidFields, NotFound
 from api.tables import Dataset, Job
 from computeshare.bundles.store import BundleStore
 from computeshare.errors import BundleError
+from computeshare.jobspec.part import plain_errors
 from computeshare.jobspec.tasks.own_data import DatasetFacts, DatasetSizes
 from computeshare.types import ENDED
 
@@ -143,7 +144,7 @@ def _facts(request: DatasetRequest) -> DatasetFacts:
         about = {"kind": request.kind, "bundle": request.bundle}
         return DatasetFacts.model_validate(request.facts.model_dump(mode="json") | about)
     except ValidationError as error:
-        raise InvalidFields.at(str(error.errors()[0]["msg"]).removeprefix("Value error, "), "facts") from error
+        raise InvalidFields.at(plain_errors(error.errors())[0]["msg"], "facts") from error
 
 
 def _find(session: Session, name: str) -> Dataset:

@@ -125,7 +125,7 @@ def _field_error(error: Mapping[str, Any], body: type[BaseModel]) -> dict[str, s
     place, *path = error["loc"] or ("body",)
     unreadable = error["type"] == "json_invalid"  # its path is the place in the text
     parts = [] if unreadable else [_clean(str(part)) for part in path[:DEEPEST]]
-    message = _clean(str(error["msg"]).removeprefix("Value error, "))
+    message = _clean(str(error["msg"]))
     if error["type"] == "extra_forbidden":
         allowed = fields_beside(path[1:]) if path[:1] == ["spec"] else fields_beside(path, body)
         message = f"unknown field; allowed: {', '.join(allowed)}"

@@ -27,7 +27,7 @@ from api.jobs.job_list import ORDERS, Chosen
 from api.recipes.trials import RecipeTrials
 from api.schemas import JobPage, JobPublic
 from api.stored_specs import plan_of
-from api.tables import ACTIVE, CheckpointRow, Event, IdempotencyKey, Job, Outbox, Recipe, SeatRow, WorkerStat
+from api.tables import ACTIVE, PAUSED, CheckpointRow, Event, IdempotencyKey, Job, Outbox, Recipe, SeatRow, WorkerStat
 from computeshare.jobspec.catalog import catalog, lacking_packages
 from computeshare.jobspec.documents.fields import editable
 from computeshare.jobspec.privacy import Privacy
@@ -211,12 +211,8 @@ class Jobs:
             if later := after_round and job.status == "running":
                 job.pause_after, job.pause_by = job.version + 1, author()
             else:
-                job.status, job.reason, job.paused_ms, job.pause_after = (
-                    "paused",
-                    f"Paused by {author()}",
-                    now_ms(),
-                    None,
-                )
+                job.status, job.reason, job.reason_code = "paused", f"Paused by {author()}", "user"
+                job.paused_ms, job.pause_after = now_ms(), None
             return "pausing" if later else "paused"
 
         return self._change(job_id, "pause", change, hours=hours)
@@ -487,7 +483,8 @@ def _public(row: Any) -> JobPublic:
         values["tested_last"] = None
     values["samples_per_s"] = job.samples_per_s if job.status == "running" else 0.0
     if job.status not in ACTIVE or job.reason is None:
-        values |= {"reason_code": None, "missing_workers": 0}
+        paused = job.status == "paused" and job.reason_code in PAUSED
+        values |= {"reason_code": job.reason_code if paused else None, "missing_workers": 0}
     return JobPublic(
         **values,
         title=job.title,

@@ -219,7 +219,7 @@ def by_field(errors: Sequence[Mapping[str, Any]], within: str = "") -> dict[str,
     found: dict[str, str] = {}
     for each in plain_errors(errors):
         path = ".".join(str(part) for part in each["loc"]).removeprefix(f"{within}.")
-        text = each["msg"].removeprefix("Value error, ")
+        text = each["msg"]
         near = (one for one in known if path and (one.startswith(f"{path}.") or path.startswith(f"{one}.")))
         where = path if path in known else next(near, "")  # of an object, or of a value in a list: its field
         found.setdefault(where, text if where or not path else f"{path}: {text}")

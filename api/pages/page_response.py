@@ -78,8 +78,9 @@ def _as_page(handler: Callable[..., Any]) -> Callable[[Request, Exception], Resp
         if request.url.path.startswith("/v1/") or "text/html" not in request.headers.get("accept", ""):
             return told
         title, detail = (json.loads(bytes(told.body)).get(name, "") for name in ("title", "detail"))
-        text = f"There is no page {request.url.path}" if detail == title == "Not Found" else detail
-        page = missing(request, title, text, told.status_code)
+        if detail == title == "Not Found":
+            title, detail = "Page not found", f"There is no page {request.url.path}."
+        page = missing(request, title, detail, told.status_code)
         if after := told.headers.get("retry-after"):
             page.headers["retry-after"] = after
         return page

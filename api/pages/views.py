@@ -192,7 +192,7 @@ class JobView:
         """The job's speed as text: the current rounds per minute, or the average if the job has ended; may be empty."""
         if self.job.status == "running":
             return f"{rate(60 * self.job.samples_per_s / plan_of(self.job.spec).samples_per_round)} rounds a minute"
-        if self.job.finished_at and (took_s := elapsed_s(self.job, now)):
+        if self.job.version and self.job.finished_at and (took_s := elapsed_s(self.job, now)):
             return f"{rate(60 * self.job.version / took_s)} rounds a minute on average"
         return ""
 

@@ -59,7 +59,7 @@ def _found(client: Client) -> dict[str, Any]:
 def open_pages(
     job_id: Annotated[
         str | None,
-        typer.Argument(metavar="[JOB]", help="Open this job's page.", show_default=False, autocompletion=job_ids),
+        typer.Argument(metavar="JOB", help="Open this job's page.", show_default=False, autocompletion=job_ids),
     ] = None,
     url: Url = None,
     home: Home = None,

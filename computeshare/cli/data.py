@@ -34,6 +34,7 @@ def add(
     path: Annotated[
         Path,
         typer.Argument(
+            metavar="PATH",
             help="A folder with a folder of images for each class; a text or a folder of texts; a .npz or .safetensors "
             "file; or files for recipes. Its train and test are the splits, else a tenth is for the test.",
             show_default=False,

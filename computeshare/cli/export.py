@@ -28,7 +28,7 @@ def export(
     form: Annotated[
         Format,
         typer.Option(
-            "--format", help="safetensors; state_dict: a .pt file for torch.load; onnx: needs computeshare[onnx]."
+            "--format", help="safetensors; state_dict: a .pt file for torch.load; onnx: needs computeshare\\[onnx]."
         ),
     ] = "safetensors",
     version: Version = "latest",

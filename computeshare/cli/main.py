@@ -19,24 +19,8 @@ from computeshare.terminal.output import console, print_json
 __all__ = ["app", "main", "run_command"]
 
 app = typer.Typer(name="computeshare", no_args_is_help=True, pretty_exceptions_enable=False)
-app.add_typer(commands.app, name="jobs")
-app.add_typer(webhooks.app, name="webhooks")
-app.add_typer(workers.app, name="workers")
-app.add_typer(queues.app, name="queues")
-app.add_typer(data.app, name="data")
-app.add_typer(tokens.app, name="tokens")
-app.add_typer(recipes.app, name="recipes")
-app.command()(control_plane.status)
-app.command("open")(control_plane.open_pages)
-app.command(
-    "worker",
-    add_help_option=False,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
-)(control_plane.worker)
-app.command()(tokens.audit)
-app.command()(export)
-app.command()(predict)
-app.command()(generate)
+RUN, TRAIN, MACHINES = "Run it", "Train", "Machines and access"
+"""The headings of the commands in the help."""
 
 
 @app.callback()
@@ -44,7 +28,6 @@ def root(version: Version = False) -> None:
     """Train a PyTorch model on the machines you already own."""
 
 
-@app.command()
 def up(
     host: Annotated[str, typer.Option(help="Address to listen on. 0.0.0.0 admits other machines.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
@@ -87,7 +70,6 @@ def up(
     raise typer.Exit(stack.up(options))
 
 
-@app.command()
 def down(home: Home = None) -> None:
     """Stop the control plane that runs on this machine."""
     from computeshare.up import stack
@@ -97,7 +79,6 @@ def down(home: Home = None) -> None:
     raise typer.Exit(0 if found else NO_SERVER)
 
 
-@app.command()
 def login(url: Url = None, home: Home = None, as_json: Json = False) -> None:
     """Print the link that logs a browser in."""
     found = settings(url, home)
@@ -108,7 +89,6 @@ def login(url: Url = None, home: Home = None, as_json: Json = False) -> None:
         print(link)
 
 
-@app.command()
 def token(home: Home = None, as_json: Json = False) -> None:
     """Print the token that scripts send as a bearer."""
     found = settings(None, home).resolve_token()
@@ -118,7 +98,6 @@ def token(home: Home = None, as_json: Json = False) -> None:
         print(found)
 
 
-@app.command()
 def demo(
     dataset: Annotated[str, typer.Option(help="Data set to train on.")] = "digits",
     workers: Annotated[int, typer.Option(min=1, max=64, help="Workers to run on this machine.")] = 2,
@@ -129,7 +108,6 @@ def demo(
     raise typer.Exit(stack.demo(dataset, workers))
 
 
-@app.command()
 def doctor(
     url: Url = None,
     home: Home = None,
@@ -177,6 +155,36 @@ def _selftest(found: Settings, as_json: bool) -> NoReturn:
     else:
         print(selftest.summary(parts))
     raise typer.Exit(FAILED if any(part.status == "failed" for part in parts) else 0)
+
+
+in_run, in_train, in_machines = (app.command(rich_help_panel=panel) for panel in (RUN, TRAIN, MACHINES))
+in_run(up)
+in_run(control_plane.status)
+app.command("open", rich_help_panel=RUN)(control_plane.open_pages)
+app.command(
+    "worker",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
+    rich_help_panel=RUN,
+)(control_plane.worker)
+in_run(down)
+in_run(login)
+in_run(demo)
+in_run(doctor)
+in_train(export)
+in_train(predict)
+in_train(generate)
+in_machines(token)
+in_machines(tokens.audit)
+for name, group in (("jobs", commands.app), ("data", data.app), ("recipes", recipes.app)):
+    app.add_typer(group, name=name, rich_help_panel=TRAIN)
+for name, group in (
+    ("workers", workers.app),
+    ("queues", queues.app),
+    ("tokens", tokens.app),
+    ("webhooks", webhooks.app),
+):
+    app.add_typer(group, name=name, rich_help_panel=MACHINES)
 
 
 def main() -> None:

@@ -37,7 +37,9 @@ Digest = Annotated[
 
 @app.command("check")
 def check(
-    path: Annotated[Path, typer.Argument(help="A Python file, or a folder with a recipe.py.", show_default=False)],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A Python file, or a folder with a recipe.py.", show_default=False)
+    ],
     arg: ArgOption = None,
     folder: FolderOption = None,
     is_confined: Annotated[

@@ -76,7 +76,12 @@ def undrain(worker: Worker, url: Url = None, home: Home = None, as_json: Json = 
 def person(
     worker: Worker,
     name: Annotated[
-        str, typer.Argument(help="Whose it is. Default: the owner's, or of an invited machine nobody's by name.")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="Whose it is. Default: the owner's, or nobody's by name if the machine was invited.",
+            show_default=False,
+        ),
     ] = "",
     url: Url = None,
     home: Home = None,

@@ -18,6 +18,17 @@ _IN_JSON = {
     "model_attributes_type": _OBJECT,
 }
 """What to say in place of pydantic's messages, by the type of error."""
+_PLAIN = (
+    (re.compile(r"^Value error, "), ""),
+    (re.compile(r"^(Input|String|List|Tuple|Set|Dictionary|Value) should "), "must "),
+    (re.compile(r", unable to (parse|interpret) .*"), ""),
+    (re.compile(r"\ba valid boolean"), "true or false"),
+    (re.compile(r"\ba valid (?=[aeio])"), "an "),
+    (re.compile(r"\ba valid "), "a "),
+    (re.compile(r"\bgreater than or equal to "), "at least "),
+    (re.compile(r"\bless than or equal to "), "at most "),
+)
+"""What is said in their messages in place of these words."""
 
 
 class Part(BaseModel):
@@ -39,6 +50,13 @@ def missing(title: str, *fields: str) -> ValidationError:
     return ValidationError.from_exception_data(title, lines)
 
 
+def plain_message(message: str) -> str:
+    """A message of pydantic in the words of the command line: "must be at least 1"."""
+    for words, said in _PLAIN:
+        message = words.sub(said, message)
+    return message
+
+
 def plain_errors(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """pydantic's errors in the words of JSON; those of a union's branches are one error, whose place is the field's."""
     found: list[dict[str, Any]] = []
@@ -46,9 +64,9 @@ def plain_errors(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         place = tuple(part for part in each["loc"] if not (isinstance(part, str) and _BRANCH.fullmatch(part)))
         before = found[-1] if found else None
         if before and before["loc"] == place != tuple(each["loc"]):
-            before["msg"] += ", or " + each["msg"].removeprefix("Input should be ")
+            before["msg"] += ", or " + plain_message(each["msg"]).removeprefix("must be ")
             expected = [(one.get("ctx") or {}).get("expected") for one in (before, each)]
             before["ctx"] = {"expected": ", ".join(filter(None, expected))}
         else:
-            found.append({**each, "loc": place, "msg": _IN_JSON.get(each["type"], each["msg"])})
+            found.append({**each, "loc": place, "msg": _IN_JSON.get(each["type"]) or plain_message(each["msg"])})
     return found

@@ -432,9 +432,7 @@ class JobSpec(Part):
             )
             raise error_at("JobSpec", "accumulate", message)
         if self.plan.units_per_round > LARGEST_ROUND:
-            raise error_at(
-                "JobSpec", "micro_batches_per_round", f"Input should be less than or equal to {LARGEST_ROUND}"
-            )
+            raise error_at("JobSpec", "micro_batches_per_round", f"must be at most {LARGEST_ROUND}")
 
     def _check_updates(self) -> None:
         """Raises ValidationError: the updates that workers send cannot be audited, make no peers' weights, or cannot be

@@ -9,6 +9,7 @@ import typer.main
 from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
+from typer.exceptions import TyperException
 
 from computeshare import __version__
 from computeshare.client import NoServer
@@ -22,7 +23,7 @@ from computeshare.errors import (
     Unreachable,
     VersionError,
 )
-from computeshare.jobspec.part import plain_errors
+from computeshare.jobspec.part import plain_errors, plain_message
 from computeshare.terminal.output import plain
 
 FAILED, USAGE, NO_SERVER, NOT_ALLOWED, OTHER_VERSION = 1, 2, 3, 4, 5
@@ -66,12 +67,18 @@ def run(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
         arguments: as on the command line, without the program's name; default: this process's arguments.
     Returns: the exit code.
     """
-    command = typer.main.get_command(app)
+    command: Any = typer.main.get_command(app)
     _leave_out_flag_types(command)
     try:
-        command(args=arguments)
+        ended = command(args=arguments, standalone_mode=False)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except typer.Abort:
+        print("Aborted.", file=sys.stderr)
+        return FAILED
+    except TyperException as error:
+        _report_usage(error)
+        return error.exit_code
     except ComputeShareError as error:
         report(str(error))
         return exit_code(error)
@@ -80,7 +87,17 @@ def run(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
             raise
         report("\n".join(f"COMPUTESHARE_{name.upper()}: {message}" for name, message in validation_errors(error)))
         return USAGE
-    return 0
+    return ended if isinstance(ended, int) else 0
+
+
+def _report_usage(error: TyperException) -> None:
+    """Print what is wrong with a command's words, and where its help is; nothing where the help was printed."""
+    context = getattr(error, "ctx", None)
+    if not (message := error.format_message()):
+        return
+    if isinstance(error, typer.BadParameter) and error.message:
+        message = message.replace(error.message, plain_message(error.message))
+    report(f"{message}\nFor help: {context.command_path} --help" if context else message)
 
 
 def _leave_out_flag_types(command: Any) -> None:
@@ -110,5 +127,5 @@ def validation_errors(error: ValidationError) -> list[tuple[str, str]]:
     """The dotted field and the message of each pydantic error."""
     found = []
     for each in plain_errors(error.errors(include_url=False)):
-        found.append((".".join(map(str, each["loc"])), each["msg"].removeprefix("Value error, ")))
+        found.append((".".join(map(str, each["loc"])), each["msg"]))
     return found

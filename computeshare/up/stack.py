@@ -375,15 +375,22 @@ def rotate_logs(folder: Path, largest_bytes: int = _LOG_BYTES) -> None:
 def running(options: UpOptions) -> Iterator[Stack]:
     """A started stack, stopped at the end of the block. Raises SettingsError if a stack runs on this home already."""
     settings = options.settings()
-    settings.home.mkdir(parents=True, exist_ok=True)
-    with open(settings.home / "up.lock", "w") as lock:
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True)
+        lock = open(settings.home / "up.lock", "w")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise SettingsError(
+            f"{settings.home} cannot be written ({error.strerror}): name another folder by --home or COMPUTESHARE_HOME"
+        ) from error
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             run = RunFile.read(settings.run_path)
             where = f" at {run.url}" if run else ""
             raise SettingsError(
-                f"`computeshare up` is already running on {settings.home}{where}; stop it first"
+                f"`computeshare up` is already running on {settings.home}{where}: stop it with `computeshare down`, "
+                "or choose another --home"
             ) from error
         stack = Stack(settings, options)
         try:

@@ -27,6 +27,7 @@ from computeshare.transport.machine_key import MachineKey
 
 TIMEOUT_S = 15.0
 NO_INVITE = "this is no invite's link; copy it from the job's page"
+NO_ANSWER = "no control plane answers there; check that it runs, and that this machine is on its network"
 _LINK = re.compile(r"(https?://[^/#]+)(?:/join/|/?#)([A-Za-z0-9_-]+)$")
 log = structlog.get_logger()
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
@@ -165,7 +166,7 @@ def _pinned(base: str, fingerprint: str) -> str:
     try:
         certificate = ssl.get_server_certificate((parts.hostname, parts.port or 443), timeout=TIMEOUT_S)
     except OSError as error:
-        raise Unreachable(f"--join {base}: no control plane answers there ({error})") from error
+        raise Unreachable(f"--join {base}: {NO_ANSWER} ({error})") from error
     if hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate)).hexdigest() != wanted:
         raise SettingsError(
             f"--join {base}: the server has another certificate than the invite says. Ask for a new invite; if that "
@@ -188,7 +189,7 @@ def _request(url: str, body: dict[str, str], certificate: str, told: str) -> dic
     except (httpx2.InvalidURL, ValueError) as error:
         raise SettingsError(f"{told}: {NO_INVITE}") from error
     except httpx2.HTTPError as error:
-        raise Unreachable(f"{told}: no control plane answers there ({error})") from error
+        raise Unreachable(f"{told}: {NO_ANSWER} ({error})") from error
     try:
         found = answer.json()
     except ValueError:

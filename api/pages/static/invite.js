@@ -72,3 +72,6 @@ async function look() {
 }
 
 part("make").addEventListener("click", make);
+document.addEventListener("click", ({ target }) => {
+  if (target.closest("[href='#invite']")) panel.open = true; // a link leads to it, and would leave it closed
+});

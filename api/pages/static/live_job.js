@@ -41,7 +41,7 @@ function elapsed() {
 
 function speed() {
   if (job.status === "running") return `${rate((60 * job.samples_per_s) / page.round_samples)} rounds a minute`;
-  if (job.finished_at && elapsed()) return `${rate((60 * job.version) / elapsed())} rounds a minute on average`;
+  if (job.version && job.finished_at && elapsed()) return `${rate((60 * job.version) / elapsed())} rounds a minute on average`;
   return "";
 }
 
@@ -79,6 +79,7 @@ function show() {
   field("bar").value = job.version;
   document.getElementById("plots").hidden = !job.version; // nothing to draw yet
   document.querySelector("#updated time").dateTime = job.updated_at;
+  document.getElementById("updated").hidden = ENDED.includes(job.status); // it says when it ended
   const state = job.status === "running" ? FIELDS.done() : job.status[0].toUpperCase() + job.status.slice(1);
   document.title = `${state} · ${job.title} – ComputeShare`;
   if (lowest) showBest("loss", `lowest ${part} loss ${loss(lowest.value)} at version ${count(lowest.version)}`);

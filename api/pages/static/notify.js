@@ -3,7 +3,6 @@
 import { loss, percent, tested } from "./format.js";
 
 const ENDED = ["completed", "failed", "cancelled"];
-const ASKED = "Paused by "; // what the reason of a pause begins with that somebody wanted
 
 // What is to be said of a job that was `before` and is `job` now; null: nothing.
 export function news(before, job) {
@@ -14,7 +13,7 @@ export function news(before, job) {
     return job.test_loss === null ? "Completed" : `Completed, test loss ${loss(job.test_loss)}`;
   }
   if (job.status === "failed") return `Failed: ${(job.error ?? "the cause is unknown").split("\n")[0].slice(0, 200)}`;
-  if (job.status === "paused" && !(job.reason ?? "").startsWith(ASKED)) return (job.reason ?? "Paused").slice(0, 200);
+  if (job.status === "paused" && job.reason_code !== "user") return (job.reason ?? "Paused").slice(0, 200);
   return null;
 }
 

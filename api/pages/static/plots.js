@@ -7,7 +7,7 @@ import { smoothed } from "./series.js";
 
 const HEIGHT = 240;
 const PAUSE_MS = 400;
-const compact = new Intl.NumberFormat("en-US", { notation: "compact" });
+const compact = new Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 2 });
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 const told = (value) => (_, at) => (at === null || at === undefined ? "–" : value(at));

@@ -37,7 +37,8 @@ def held(projection: JobProjection, event: StreamEvent) -> None:
     """The disk takes no checkpoint: the job pauses until a user has made room and resumes it."""
     state, reason = projection.state, text_of(event.data["reason"])
     if state["status"] in ("queued", "running"):
-        state["status"], state["reason"], state["paused_ms"] = "paused", f"Paused: {reason}", event.at_ms
+        state["status"], state["paused_ms"] = "paused", event.at_ms
+        state["reason"], state["reason_code"] = f"Paused: {reason}", "disk"
         projection.add_event(event, {"reason": reason})
 
 

@@ -88,7 +88,7 @@ def _pause_as_asked(projection: JobProjection, event: StreamEvent) -> None:
     if state["status"] == "running" and state["version"] < state["rounds_total"]:
         state["status"], state["paused_ms"] = "paused", event.at_ms
         by = state["pause_by"] or A_USER
-        state["reason"] = f"Paused by {by}, once the round was done"
+        state["reason"], state["reason_code"] = f"Paused by {by}, once the round was done", "user"
         shown = {"job_id": state.id, "stream_id": None, "at_ms": event.at_ms, "data": {"by": by}}
         projection.changes.events.append({**shown, "type": "paused"})
 

@@ -170,7 +170,9 @@ def edit(
 @app.command()
 def rename(
     job_id: JobId,
-    name: Annotated[str, typer.Argument(help='The new name; "": model and data set.', show_default=False)],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help='The new name; "": model and data set.', show_default=False)
+    ],
     url: Url = None,
     home: Home = None,
     as_json: Json = False,

@@ -115,6 +115,8 @@ def _read(source: str) -> spec_options.Document:
     """The document in a file or, for `-`, on standard input. Raises SpecError."""
     try:
         text = sys.stdin.read() if source == "-" else Path(source).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"--spec {source} cannot be read: {error}") from error
+    except OSError as error:
+        raise SpecError(f"--spec {source} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SpecError(f"--spec {source} is not text in UTF-8: {error}") from error
     return spec_options.parse(text, "standard input" if source == "-" else source)

@@ -139,6 +139,8 @@ def check(document: Document) -> JobSpec:
             unknown = message == "Extra inputs are not permitted"
             told = f"unknown field; allowed: {', '.join(fields_beside(field.split('.')))}" if unknown else message
             lines.append(f"{field}: {told}" if field else told)
+        if {"dataset: must be given", "model: must be given"} & set(lines):
+            lines.append("For example: computeshare jobs create --dataset digits --model mlp")
         raise SpecError("\n".join(lines)) from error
 
 

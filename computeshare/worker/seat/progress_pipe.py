@@ -66,7 +66,8 @@ _LISTS = ("units", "stopped")
 
 def fetching(done_bytes: int, total_bytes: int) -> str:
     """How far a seat is with the files that its job needs, in words."""
-    return f"fetching data: {done_bytes / 1e6:,.0f} of {total_bytes / 1e6:,.0f} MB"
+    unit, name = (1e6, "MB") if total_bytes >= 1e6 else (1e3, "kB")
+    return f"fetching data: {done_bytes / unit:,.0f} of {total_bytes / unit:,.0f} {name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def test_a_job_is_shared_followed_and_no_more(site: Site, opened: Any, browser: 
     page.get_by_role("button", name="Revoke").click()
     expect(page.locator("#share-links li")).to_have_count(0)
     stranger.page.reload()
-    expect(stranger.page.get_by_role("heading", name="Not Found")).to_be_visible()
+    expect(stranger.page.get_by_role("heading", name="Page not found")).to_be_visible()
     context.close()
 
 

@@ -363,9 +363,11 @@ def test_a_job_that_waits_for_several_workers_asks_for_as_many(site: Site, opene
     feed = start(site, queue="lonely", workers={"min": 3, "max": 8})
     page = opened(f"/jobs/{feed.job_id}")
     expect(page.locator("#state .hint")).to_contain_text(
-        "3 more workers are missing. Start one on this machine and one on each of 2 others, or invite other machines"
+        "3 more workers are missing. Start one on this machine, and invite 2 other machines below:"
     )
     expect(page.locator(".steps .step-now")).to_have_text("Now: Workers: 0 of 3 that the job waits for")
+    page.get_by_role("link", name="invite 2 other machines").click()
+    expect(page.get_by_role("button", name="Create invite")).to_be_in_viewport()
 
 
 DOTS = """([plot, name]) => {
@@ -473,6 +475,22 @@ def test_a_cut_row_is_seen_to_go_on_and_the_last_one_is_whole(
         assert ends[1] <= ends[0] + 0.5, name
 
 
+def test_the_first_screen_of_a_phone_has_what_matters_and_nothing_overlaps(
+    site: Site, opened: Any, showcase: dict[str, str]
+) -> None:
+    page = opened("/", viewport={"width": 390, "height": 844})
+    heading, new = (page.locator(one).bounding_box() for one in ("h1", "#new-job"))
+    assert new["y"] < heading["y"] + heading["height"], "a short title leaves room for the button"
+    for name in ("job", "job-queued", "job-failed", "job-completed"):
+        page.goto(site.url + showcase[name])
+        assert page.locator("[data-field=bar]").bounding_box()["y"] < 560, name
+        expect(page.locator(".sections")).to_be_in_viewport()
+    feed = under_way(site, 40, dataset="tinyshakespeare", model="gpt")
+    page.goto(f"{site.url}/jobs/{feed.job_id}")
+    figures = page.locator(".figures dd").evaluate_all("all => all.map((one) => [one.scrollWidth, one.clientWidth])")
+    assert [inner for inner, outer in figures if inner > outer] == [], "a figure reaches into the next"
+
+
 def test_what_is_tapped_on_a_phone_is_tall_enough_for_a_finger(
     site: Site, opened: Any, showcase: dict[str, str]
 ) -> None:
@@ -480,7 +498,7 @@ def test_what_is_tapped_on_a_phone_is_tall_enough_for_a_finger(
     for name in ("jobs", "job", "job-completed", "workers", "compare"):
         page.goto(site.url + showcase[name])
         small = page.evaluate(
-            """() => [...document.querySelectorAll("main a, main button, main summary, main select")]
+            """() => [...document.querySelectorAll("a:not(.skip), main button, main summary, main select")]
               .map((one) => [one.textContent.trim() || one.id, Math.round(one.getBoundingClientRect().height)])
               .filter(([, height]) => height > 0 && height < 24)"""
         )

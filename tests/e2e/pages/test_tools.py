@@ -798,7 +798,7 @@ def test_the_form_says_what_is_wrong_as_it_is_filled_in_and_makes_the_job(site: 
     expect(page.get_by_label("Inner steps")).to_be_visible()
     expect(page.get_by_label("Momentum (sync, async)")).not_to_be_visible()
     page.get_by_label("Inner steps").fill("0")
-    expect(page.locator("#strategy-inner-steps-error")).to_contain_text("greater than or equal to 1")
+    expect(page.locator("#strategy-inner-steps-error")).to_have_text("must be at least 1")
     page.get_by_label("Inner steps").fill("10")
     page.get_by_label("Name").fill("made by hand")
     page.get_by_label("Compression").select_option("auto")
@@ -862,7 +862,7 @@ def test_pages_are_accessible(site: Site, opened: Any) -> None:
         if wrong := problems(page):
             found[path] = wrong
     page.goto(site.url + "/webhooks")
-    page.get_by_role("button", name="Add webhook").click()
+    page.get_by_role("button", name="New webhook").click()
     expect(page.get_by_role("dialog")).to_be_visible()
     if wrong := problems(page):
         found["a dialog"] = wrong

@@ -45,7 +45,7 @@ def hooked(site: Site, receiver: Receiver, pings: int = 1) -> str:
 @in_every_window
 def test_a_webhook_is_added_tried_switched_off_and_deleted(site: Site, opened: Any, receiver: Receiver) -> None:
     page = opened("/webhooks")
-    page.get_by_role("button", name="Add webhook").click()
+    page.get_by_role("button", name="New webhook").click()
     page.get_by_label("Address").fill(receiver.url)
     page.get_by_label("Worker joined").check()
     page.get_by_label("Paused by an error").uncheck()
@@ -77,9 +77,9 @@ def test_an_address_that_is_refused_is_said_where_it_was_typed(site: Site, brows
     page = context.new_page()
     page.goto(site.login)
     page.goto(site.url + "/webhooks")
-    page.get_by_role("button", name="Add webhook").click()
+    page.get_by_role("button", name="New webhook").click()
     page.get_by_label("Address").fill("http://10.0.0.1/hook")
-    page.get_by_role("button", name="Add", exact=True).click()
+    page.get_by_role("button", name="Create").click()
     expect(page.locator("#new-hook-problem")).to_contain_text("not on the public internet")
     expect(page.locator("#new-hook")).to_be_visible()
     context.close()
@@ -95,7 +95,7 @@ def test_the_page_of_webhooks_fits_its_window(site: Site, opened: Any, receiver:
     expect(page.locator(".hook td .state").first).to_be_visible()
     assert problems(page) == []
     picture(page, f"webhooks-{window}", whole=True)
-    page.get_by_role("button", name="Add webhook").click()
+    page.get_by_role("button", name="New webhook").click()
     box = page.locator("#new-hook").bounding_box()
     assert box["x"] >= 0 and box["x"] + box["width"] <= window.width
     picture(page, f"webhooks-form-{window}")
@@ -141,11 +141,11 @@ def test_the_browser_says_when_a_job_ends_or_is_held_once_it_was_asked_to(site: 
     expect(button).to_have_text("Notifications on")
     expect(button).to_have_attribute("aria-pressed", "true")
     for change in (
-        {"status": "paused", "reason": "Paused by a user"},
+        {"status": "paused", "reason": "Paused by a user", "reason_code": "user"},
         {"status": "running"},
-        {"status": "paused", "reason": "Paused by a user, once the round was done"},
+        {"status": "paused", "reason": "Paused once the round was done", "reason_code": "user"},
         {"status": "running"},
-        {"status": "paused", "reason": "Paused: the disk is full"},
+        {"status": "paused", "reason": "Paused: the disk is full", "reason_code": "disk"},
         {"status": "running"},
         {"status": "running", "version": 30},
         {"status": "failed", "error": "diverged at version 3\n\nTraceback"},

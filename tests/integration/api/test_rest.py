@@ -465,7 +465,7 @@ def test_a_data_set_that_needs_a_missing_package_says_what_to_install(
         ({"workers": {"min": 5, "max": 2}}, "workers", "greater than max"),
         ({"workers": {"most": 5}}, "workers.most", "allowed: max, min"),
         ({"workers": {"min": 5}}, "workers.min", "must be at most 4"),
-        ({"micro_batch": 0}, "micro_batch", "greater than or equal to 1"),
+        ({"micro_batch": 0}, "micro_batch", "must be at least 1"),
         ({"micro_batch": "many"}, "micro_batch", "integer"),
         ({"queue": "a b"}, "queue", "pattern"),
         ({"colour": "red"}, "colour", "micro_batches_per_round"),

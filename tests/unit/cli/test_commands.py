@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from computeshare.evaluator.process import command as evaluator_command
 from computeshare.reducer.process import command as reducer_command
 from computeshare.terminal.command import exit_code, run, run_command
 from computeshare.types import ENDED
+from computeshare.up.embedded_broker import free_port
 from computeshare.worker.process import command as worker_command
 from tests.support.http_answers import Answer, FakeServer, event, job, stream
 
@@ -288,8 +290,12 @@ def test_create_reads_a_spec_from_a_file_or_standard_input(
         ("--dataset digits --model lenet5", "model lenet5 needs an input of at least"),
         ("--dataset digits", "model: must be given"),
         ("--dataset digits --model mlp --rounds 1 --epochs 1", "give rounds or epochs, not both"),
-        ("--spec none.json", "--spec none.json cannot be read"),
-        ("--dataset digits --model mlp --lr much", "--lr"),
+        ("--spec none.json", "--spec none.json cannot be read: No such file or directory\n"),
+        ("--dataset digits --model mlp --lr much", "'--lr': must be a number\nFor help: "),
+        ("--dataset digits --model mlp --epochs 0", "epochs: must be at least 1\n"),
+        ("--dataset digits --model mlp --strategy slow", "strategy.kind: must be 'sync', 'async', 'local'"),
+        ("--model mlp", "dataset: must be given\nFor example: computeshare jobs create --dataset digits"),
+        ("--dataset digits --modle mlp", "No such option: --modle (Possible options: --codec, --folder, --model)"),
     ],
 )
 def test_an_impossible_job_is_refused_before_anything_is_sent(
@@ -297,8 +303,8 @@ def test_an_impossible_job_is_refused_before_anything_is_sent(
 ) -> None:
     assert run(app, ["jobs", "create", *arguments.split()]) == 2
     captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.out == ""
+    assert message in captured.err and captured.err.startswith("error: ")
+    assert "Input should" not in captured.err and captured.out == ""
     assert server.requests == []
 
 
@@ -553,6 +559,33 @@ def test_up_passes_its_flags_on_and_reports_a_port_in_use(
 def test_up_refuses_a_queue_that_no_worker_can_serve(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(app, ["up", "--queue", "a b", "--workers", "1", "--home", str(tmp_path)]) == 2
     assert "queue 'a b': letters, digits" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_up_on_a_home_that_cannot_be_written_says_what_to_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert run(app, ["up", "--port", str(free_port()), "--home", str(tmp_path / "file" / "home")]) == 2
+    assert "cannot be written (Not a directory): name another folder by --home" in capsys.readouterr().err
+
+
+def test_a_command_that_is_not_there_is_named_with_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["job", "list"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: No such command 'job'. Did you mean 'jobs'?\nFor help: ") and told.endswith(
+        "--help\n"
+    )
+
+
+def test_the_help_names_first_what_a_newcomer_needs_and_is_shown_without_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(app, []) == 2
+    shown = capsys.readouterr()
+    names = re.findall(r"^\W+([a-z]+)  ", shown.out, re.MULTILINE)
+    assert names[:4] == ["up", "status", "open", "worker"] and {"jobs", "workers"} < set(names) and shown.err == ""
+    assert run(app, ["export", "--help"]) == 0
+    assert "computeshare[onnx]" in capsys.readouterr().out
 
 
 def test_a_demo_of_an_unknown_data_set_names_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,7 +123,7 @@ def test_the_link_and_the_token_are_printed_or_missing(
     assert json.loads(capsys.readouterr().out)["url"].startswith(f"{server.url}/login?key=")
     monkeypatch.delenv("COMPUTESHARE_TOKEN")
     assert run(app, ["token"]) == 4 and run(app, ["login"]) == 4
-    assert "no token: set COMPUTESHARE_TOKEN" in capsys.readouterr().err
+    assert ": set COMPUTESHARE_TOKEN to what `computeshare token` prints" in capsys.readouterr().err
     monkeypatch.delenv("COMPUTESHARE_URL")
     assert run(app, ["login"]) == 3
 

@@ -309,7 +309,7 @@ WRONG = [
     ),
     (robust, {"strategy": "sync"}, ("strategy",), "must be an object"),
     (robust, {"strategy": None}, ("strategy",), "must be an object"),
-    (robust, {"micro_batches_per_round": 4097}, ("micro_batches_per_round",), "less than or equal to 4096"),
+    (robust, {"micro_batches_per_round": 4097}, ("micro_batches_per_round",), "at most 4096"),
 ]
 
 

@@ -96,7 +96,7 @@ def test_the_list_can_be_of_one_queue(pages: Pages) -> None:
 
 def test_what_goes_wrong_is_a_page_for_a_browser_and_a_problem_for_a_program(pages: Pages) -> None:
     html = pages.get("/nothing/here", 404).partition("<main")[2]
-    assert html.count("Not Found") == 1 and "There is no page /nothing/here" in html
+    assert "<h1>Page not found</h1>" in html and "There is no page /nothing/here." in html and "Not Found" not in html
     assert "job" in pages.get("/compare?" + "job=x&" * 60, 422)
     for path, accept in (("/nothing/here", "*/*"), ("/v1/jobs/nosuch00", "text/html")):
         told = pages.client.get(path, headers={"accept": accept})

@@ -73,7 +73,7 @@ def test_pause_and_resume_answer_with_the_job_as_it_is_then(client: TestClient, 
         "paused",
         "Paused by the owner",
     )
-    assert paused.json()["paused_at"] is not None
+    assert paused.json()["paused_at"] is not None and paused.json()["reason_code"] == "user"
     assert [j["id"] for j in client.get("/v1/jobs?status=paused").json()["items"]] == [job]
     resumed = client.post(f"/v1/jobs/{job}/resume")
     assert (resumed.status_code, resumed.json()["status"], resumed.json()["paused_at"]) == (202, "queued", None)
@@ -376,6 +376,20 @@ def under_way(redis: Redis, database: Database, job: str) -> Feed:
     return feed
 
 
+def test_a_job_whose_disk_is_full_is_paused_by_no_user(
+    redis: Redis, database: Database, jobs: Jobs, create: Callable[..., str]
+) -> None:
+    job = create(rounds=30)
+    under_way(redis, database, job).send("held", reason="no space left on the disk")
+    Projector(database).step(redis)
+    held = jobs.show(job)
+    assert (held.status, held.reason, held.reason_code) == ("paused", "Paused: no space left on the disk", "disk")
+    assert jobs.resume(job).reason_code == "looking"
+    set_status(database, job, status="running", reason="Needs 3 workers", reason_code="workers", missing_workers=3)
+    set_status(database, job, status="paused")  # as earlier releases paused
+    assert jobs.show(job).reason_code is None
+
+
 def test_a_job_that_is_to_finish_its_round_pauses_with_the_next_version(
     redis: Redis, database: Database, jobs: Jobs, history: History, create: Callable[..., str]
 ) -> None:
@@ -391,7 +405,7 @@ def test_a_job_that_is_to_finish_its_round_pauses_with_the_next_version(
     Projector(database).step(redis)
     paused = jobs.show(job)
     assert (paused.status, paused.version, paused.pause_after) == ("paused", 2, None)
-    assert paused.reason == "Paused by a user, once the round was done"
+    assert (paused.reason, paused.reason_code) == ("Paused by a user, once the round was done", "user")
     assert RoundStore(redis, job).status() == "paused"
     assert [event.type for event in history.timeline(job, 2)] == ["paused", "pausing"]
     jobs.resume(job)

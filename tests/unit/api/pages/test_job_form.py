@@ -98,7 +98,7 @@ def test_what_is_wrong_with_an_object_or_in_a_list_is_told_at_its_field() -> Non
     errors = job_form.filled(job_form.of_defaults() | {"stop.at": "0.9"}).errors
     assert errors.keys() == {"stop.metric"} and "stop needs metric and at together" in errors["stop.metric"]
     unknown = job_form.filled(job_form.of_defaults() | {"augment": "crop, blur"}).errors
-    assert unknown == {"augment": "Input should be 'crop', 'flip' or 'randaugment'"}
+    assert unknown == {"augment": "must be 'crop', 'flip' or 'randaugment'"}
 
 
 def test_every_wrong_field_is_named_with_what_is_wrong() -> None:
@@ -106,7 +106,7 @@ def test_every_wrong_field_is_named_with_what_is_wrong() -> None:
     errors = job_form.filled(values).errors
     assert "not a number" in errors["epochs"] and "not a number" in errors["seed"]
     assert "lenet6" in errors["model"]
-    assert "greater than or equal to 1" in errors["micro_batch"]
+    assert errors["micro_batch"] == "must be at least 1"
     assert "a JSON object" in errors[MORE]
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,8 @@ def test_the_line_says_what_else_it_does_or_waits_for() -> None:
     assert text(None, Speed(), "") == "○ waiting for a seat"
     assert text(SeatProgress("loading", "mlp on digits"), Speed(), "") == "… mlp on digits  loading"
     fetching = SeatProgress("loading", "recipe a1b2", fetched=120_400_000, wanted=1_300_000_000)
+    few = replace(fetching, fetched=120_000, wanted=369_400)
+    assert "fetching data: 120 of 369 kB" in text(few, Speed(), "")
     assert text(fetching, Speed(bytes_down=2e6), "") == "… recipe a1b2  fetching data: 120 of 1,300 MB  ↓ 2.0 MB/s"
     assert SeatProgress.decode(fetching.encode()) == fetching
     assert text(None, Speed(), "on battery until 50 %") == "‖ resting: on battery until 50 %  "
