@@ -323,9 +323,16 @@ class JobKeys:
 
     def members(self) -> str:
         """hash: worker to `session|seen|about` where workers hold stages of the model: when it was seen last, in
-        milliseconds since the epoch, and what it can do (JSON); until it leaves or is no longer seen.
+        milliseconds since the epoch, what it can do, and whether it listens on `here` (JSON); until it leaves or is no
+        longer there.
         """
         return self._key("members")
+
+    def here(self, session: str) -> str:
+        """channel: a session that may hold stages listens on it, so that the broker knows when its process ends; each
+        new placement is published there.
+        """
+        return self._key("here", session)
 
     def placement(self) -> str:
         """hash: `number` and `plan` (JSON): which sessions hold which stages of the model."""

@@ -8,7 +8,9 @@ import uuid
 from typing import Any
 
 from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.scripts import Scripts
 from computeshare.protocol.worker_session import WorkerSession
 from computeshare.settings import Settings
 from computeshare.transport.connections import connect
@@ -53,7 +55,7 @@ class Seat:
     """A worker's seat in a process."""
 
     def __init__(self, url: str, job_id: str, worker: str) -> None:
-        self.job_id, self.worker = job_id, worker
+        self._url, self.job_id, self.worker = url, job_id, worker
         self._process: Any = PROCESSES.Process(target=hold, args=(url, job_id, worker), daemon=True)
         self._process.start()
 
@@ -61,6 +63,16 @@ class Seat:
         if self._process.is_alive():
             self._process.terminate()
             self._process.join(20)
+
+    def suspect(self) -> None:
+        """Have the broker take it for dead, as if it had been silent for long: its leases are freed, its stages given
+        to others.
+        """
+        redis = connect(self._url)
+        keys, scripts = JobKeys(self.job_id), Scripts(redis)
+        session = redis.hget(keys.sessions(), self.worker) or b""
+        about = {"worker": self.worker, "session": session, "about": "{}", "life_ms": 0, "lost_ms": 0}
+        scripts.call("place", keys, **about, channels=keys.here(""), number=0, present="", plan="")
 
     def die(self) -> None:
         """End without a word to the others."""

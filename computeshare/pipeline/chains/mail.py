@@ -11,10 +11,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
 from redis import Redis
 
-from computeshare.errors import CodecError, Interrupted
-from computeshare.pipeline.chains.placement import Held
+from computeshare.errors import Interrupted
+from computeshare.pipeline.chains.placement import MALFORMED, Held
 from computeshare.protocol.channel import Channel, pairs
 from computeshare.transport.commands import Command
 from computeshare.transport.wire import Wires
@@ -26,6 +27,7 @@ BLOCK_MS = 500
 """Longest single wait, after which it is asked whether to go on."""
 ORDER, DONE, FAILED = "order", "done", "failed"
 """The tags of a leader's order, and of the answers to it."""
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +107,14 @@ class Inbox:
         entry_id, fields = entries[0][1][-1]
         self._last = entry_id.decode()
         told: Mapping[bytes, Any] = dict(pairs(fields))
+        if b"about" not in told:
+            return
         try:
             about = json.loads(bytes(told[b"about"]))
-            attempt, turn = about["attempt"], int(about["turn"])
-            self.keep(Letter(attempt, turn, int(about["stage"]), about["tag"], told[b"body"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise CodecError("a message between stages is malformed") from error
+            turn = int(about["turn"])
+            self.keep(Letter(about["attempt"], turn, int(about["stage"]), about["tag"], told[b"body"]))
+        except MALFORMED as error:  # whoever waits for it does so until the work is called off
+            log.warning("a message between stages is malformed, and dropped", error=str(error)[:200])
 
 
 class Outbox:
@@ -194,6 +198,14 @@ class ChainMail:
             return self.goes_on()
 
         return self.inbox.receive(self.attempt, stage, tag, goes_on)
+
+
+def wake(redis: Redis, key: str) -> None:
+    """End the reader's current wait for a message under a key, without one. Raises RedisError."""
+    with redis.pipeline() as block:
+        block.xadd(key, {"wake": ""})
+        block.expire(key, LIFE_S)
+        block.execute()
 
 
 def _after(entry_id: str) -> str:

@@ -6,18 +6,21 @@ from collections.abc import Sequence
 
 import structlog
 from redis import Redis
+from redis.client import PubSub
 from redis.exceptions import RedisError
 
 from computeshare.jobspec.machine_needs import size_text
-from computeshare.pipeline.chains.mail import LIFE_S
+from computeshare.pipeline.chains.mail import LIFE_S, wake
 from computeshare.pipeline.chains.placement import MALFORMED, Member, Placement, Stage, circumstances, successor
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.scripts import Scripts
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
 
-EVERY_S = 0.5
+EVERY_S = 0.25
 LIFE_MS = 5000
 """A worker that was not seen for so long loses its stages to others."""
+LOST_MS = 600
+"""As `LIFE_MS`, where the broker has lost the worker's connection: time to connect again."""
 log = structlog.get_logger()
 
 
@@ -48,16 +51,21 @@ class Membership:
         """Of the job, or `gone` or `fenced`."""
         self._weighed: object = None
         """The placement and the members for which no other placement was worth it."""
+        self._news: PubSub = redis.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+        """A connection by which the broker knows that this process has not ended, and that tells of new placements."""
         self._over = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="membership", daemon=True)
         self._remarks = Seldom(REMARK_EVERY_S)
 
     def __enter__(self) -> "Membership":
-        self.look()
-        threading.Thread(target=self._keep, name="membership", daemon=True).start()
+        self._news.subscribe(self._keys.here(self.own.session))
+        self._renew()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
+        self._thread.join(2 * EVERY_S)
 
     def look(self) -> None:
         """Renew the entry of this member, read the placement, and make a new one where it is due. Extends the life of
@@ -82,7 +90,8 @@ class Membership:
         for exactly those sessions.
         """
         own = self.own
-        about = json.dumps({"room_bytes": own.room_bytes, "rate": own.rate}, separators=(",", ":"))
+        said = {"room_bytes": own.room_bytes, "rate": own.rate, "listens": self._news.subscribed}
+        about = json.dumps(said, separators=(",", ":"))
         status, current, plan_there, there, entries = self._scripts.call(
             "place",
             self._keys,
@@ -90,17 +99,21 @@ class Membership:
             session=own.session,
             about=about,
             life_ms=LIFE_MS,
+            lost_ms=LOST_MS,
+            channels=self._keys.here(""),
             number=number,
             present=present,
             plan=plan,
         )
         self.status = status.decode()
         if self.status != "running" or self._stop.is_set():
-            self.current[1].set()
+            self._recall(self.current[1])
         elif current != self.current[0].number:
-            outdated = self.current[1]
-            self.current = Placement.parse(current, plan_there.decode()), threading.Event()
-            outdated.set()
+            outdated, new = self.current[1], Placement.parse(current, plan_there, len(self.stages))
+            if new is None:
+                log.warning("a malformed placement: it will be replaced", number=current)
+            self.current = new or Placement(current), threading.Event()
+            self._recall(outdated)
         names = there.decode().split()
         told = [(*name.split(":", 1), entry) for name, entry in zip(names, entries, strict=True)]
         found = (Member.parse(worker, session, entry) for worker, session, entry in told)
@@ -117,9 +130,24 @@ class Membership:
         )
         return f"{asked}; there are {size_text(sum(rooms))}: {remedy}, or allow them more memory (--max-memory)"
 
+    def _recall(self, outdated: threading.Event) -> None:
+        """End the work under a placement, also where it waits for messages."""
+        if not outdated.is_set():
+            outdated.set()
+            wake(self._redis, self._keys.mail(self.own.session))
+
     def _keep(self) -> None:
-        while not self._over.wait(EVERY_S):
-            try:
-                self.look()
-            except (RedisError, *MALFORMED) as error:  # what another worker wrote
-                log.warning("placement not renewed", error=str(error))
+        with self._news:
+            while not self._over.is_set():
+                try:
+                    self._news.get_message(timeout=EVERY_S)
+                    self._renew()
+                except RedisError as error:
+                    log.warning("placement not renewed", error=str(error))
+                    self._over.wait(EVERY_S)
+
+    def _renew(self) -> None:
+        try:
+            self.look()
+        except MALFORMED as error:  # what another worker wrote
+            log.warning("placement not renewed", error=str(error))

@@ -80,13 +80,15 @@ class Placement:
         return json.dumps({"chains": chains}, separators=(",", ":"))
 
     @classmethod
-    def parse(cls, number: int, plan: str) -> "Placement":
-        """Raises ValueError, TypeError, KeyError: `plan` is none; empty: there are no chains."""
+    def parse(cls, number: int, plan: str | bytes, stages: int) -> "Placement | None":
+        """A placement of so many stages, as a worker wrote it (empty: nobody has); None: it is malformed."""
         if not plan:
             return cls(number)
-        found = json.loads(plan)
-        chains = tuple(tuple(Held(**one) for one in chain) for chain in found["chains"])
-        return cls(number, chains)
+        try:
+            chains = tuple(tuple(map(_held, chain)) for chain in json.loads(plan)["chains"])
+        except MALFORMED:
+            return None
+        return cls(number, chains) if all(_is_whole(chain, stages) for chain in chains) else None
 
 
 def circumstances(members: Sequence[Member]) -> tuple[tuple[str, int, int | None], ...]:
@@ -144,6 +146,20 @@ def _rated(members: Sequence[Member]) -> list[Member]:
     known = [one.rate for one in members if one.rate > 0]
     usual = sum(known) / len(known) if known else 1.0
     return [Member(one.worker, one.session, one.room_bytes, one.rate or usual) for one in members]
+
+
+def _held(said: Any) -> Held:
+    """Raises one of `MALFORMED`: it is none."""
+    first, stop = int(said["first"]), int(said["stop"])
+    return Held(str(said["worker"]), str(said["session"]), first, stop)
+
+
+def _is_whole(chain: Sequence[Held], stages: int) -> bool:
+    """Whether a chain has all stages, in order."""
+    borders = [0, *(one.stop for one in chain)]
+    return borders[-1] == stages and all(
+        start == one.first < one.stop for start, one in zip(borders, chain, strict=False)
+    )
 
 
 def _chain(members: Sequence[Member], stages: Sequence[Stage]) -> tuple[Held, ...]:

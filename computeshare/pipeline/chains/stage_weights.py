@@ -104,6 +104,7 @@ class StageVersions:
         self._vector = np.empty(sum(parts.layout.bucket_sizes[bucket] for bucket in parts.read), np.float32)
         self.bytes, self.token = 0, ""
         """Bytes received; the token of the version read last."""
+        self._weights: Weights | None = None
 
     def pull(self, token: str) -> tuple[Weights | None, Grant]:
         """As `Inbox.pull`."""
@@ -113,8 +114,11 @@ class StageVersions:
     def read(self, token: str) -> Weights | None:
         """The stages' part of a version, its parameters joined; None if the version is gone. Valid until the next one.
 
-        Raises CodecError: the part is not what the reducer published.
+        The one that was read last is not read again. Raises CodecError: the part is not what the reducer published.
         """
+        if token == self.token:
+            return self._weights
+        self.forget()
         key, after = self._session.keys.weights(token), weights_parts(self._parts.layout) - TRAILING
         last, start = self._fetched(key, range(after, after + TRAILING)), 0
         buffers, counters = np.zeros(0, np.float32), np.zeros(0, np.int64)
@@ -127,8 +131,8 @@ class StageVersions:
             for bucket in some:
                 stop = start + len(values[bucket])
                 self._vector[start:stop], start = values[bucket], stop
-        self.token = token
-        return Weights(self._vector, buffers, counters)
+        self.token, self._weights = token, Weights(self._vector, buffers, counters)
+        return self._weights
 
     def _fetched(self, key: str, parts: Sequence[int]) -> Sequence[Blob | None]:
         frames: Sequence[Blob | None] = self._channel.exchange([["HMGET", key, *parts]], large=True)[0] if parts else []
@@ -143,7 +147,8 @@ class StageVersions:
         return True
 
     def forget(self) -> None:
-        """Do nothing: nothing is kept."""
+        """Read the version that was read last again."""
+        self.token, self._weights = "", None
 
 
 def _joined(vectors: Sequence[Vector]) -> Vector:

@@ -14,12 +14,12 @@ from computeshare.codecs import frame
 from computeshare.codecs.registry import EXACT
 from computeshare.errors import CodecError, Interrupted
 from computeshare.pipeline.chains.mail import DONE, ORDER, ChainMail, Inbox, Letter, Outbox
-from computeshare.pipeline.chains.placement import Held
+from computeshare.pipeline.chains.placement import MALFORMED, Held
 from computeshare.pipeline.chains.stage_weights import StageParts
 from computeshare.pipeline.stage_replica import StageReplica, StageUpdate
 from computeshare.tensors.layout import Weights
 from computeshare.training.work_units import Compilation, Take, Update
-from computeshare.types import Blob, Vector
+from computeshare.types import Blob, Token, Vector
 from computeshare.worker.seat.update_sender import UpdateQueue
 
 TURN_BITS = 32
@@ -28,7 +28,15 @@ AGAIN_S = 0.5
 """Pause after an attempt that a full broker or a damaged message ended."""
 LONGEST_SHARE = 1 << 20
 """Bytes of what a worker says of its part, besides buffers."""
+COUNTS = "first", "stop", "mail_bytes", "memory_bytes", "sent_bytes"
 log = structlog.get_logger()
+
+
+def _count(number: Any) -> int:
+    """A number that another worker wrote, whole. Raises ValueError, TypeError, OverflowError: it cannot be counted."""
+    if not 0 <= (found := int(number)) < 1 << 62:
+        raise ValueError(f"{str(number)[:20]} is no count")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +53,12 @@ class Order:
 
     @classmethod
     def parse(cls, body: Blob) -> "Order":
-        """Raises ValueError, TypeError: it is none."""
-        placement, leader, token, unit = json.loads(bytes(body))
-        return cls(int(placement), str(leader), str(token), int(unit))
+        """Raises CodecError: it is none."""
+        try:
+            placement, leader, token, unit = json.loads(bytes(body))
+            return cls(_count(placement), str(leader), str(Token.parse(token)), _count(unit))
+        except MALFORMED as error:
+            raise CodecError("a leader's order is malformed") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +93,13 @@ class Share:
         """Raises CodecError: it is malformed, or has another number of `buffers`."""
         about, values = frame.split(body, 2)
         try:
-            share = cls(**json.loads(bytes(about[:LONGEST_SHARE])))
-        except (ValueError, TypeError) as error:
+            said = json.loads(bytes(about[:LONGEST_SHARE]))
+            first, stop, mail, memory, sent = (_count(said[name]) for name in COUNTS)
+            busy_s, loss = float(said["busy_s"]), said["loss"]
+            _count(busy_s)
+            loss = None if loss is None else float(loss)
+            share = cls(str(said["worker"]), first, stop, busy_s, mail, memory, loss, sent)
+        except MALFORMED as error:
             raise CodecError("what a worker of the chain says of its stages is malformed") from error
         return share, EXACT.decode(values, buffers)
 

@@ -78,7 +78,7 @@ class StageLoop:
         )
         self._codecs = seat.setup.spec.codecs
         self._turns = itertools.count(1)
-        self._held: tuple[range, StageParts, StageReplica] | None = None
+        self._held: tuple[range, StageParts, StageReplica, StageVersions] | None = None
         self._is_tried = False
 
     def run(self) -> str:
@@ -104,14 +104,15 @@ class StageLoop:
             self._outbox.drop()
             self._inbox.close()
 
-    def _hold(self, held: range) -> tuple[StageParts, StageReplica]:
-        """The replica of a run of stages; that of another run is given up before."""
+    def _hold(self, held: range) -> tuple[StageParts, StageReplica, StageVersions]:
+        """The replica of a run of stages, and what reads its weights; those of another run are given up before."""
         if self._held is None or self._held[0] != held:
             self._held = None
-            setup = self.seat.setup
+            seat, setup = self.seat, self.seat.setup
             parts = StageParts(setup.layout, setup.stages, held)
-            self._held = held, parts, setup.replica(parts)
-            log.info("holds stages", job=self.seat.session.keys.job_id, first=held.start, count=len(held))
+            versions = StageVersions(seat.redis, seat.session, CODECS[self._codecs.down], parts, seat.wires)
+            self._held = held, parts, setup.replica(parts), versions
+            log.info("holds stages", job=seat.session.keys.job_id, first=held.start, count=len(held))
         return self._held[1:]
 
     def _try_out(self, recall: threading.Event) -> None:
@@ -132,10 +133,6 @@ class StageLoop:
         membership.own = replace(own, rate=rate)
         self._is_tried = not recall.is_set()  # called off: it is tried again when it next stands by
 
-    def _versions(self, parts: StageParts) -> StageVersions:
-        seat = self.seat
-        return StageVersions(seat.redis, seat.session, CODECS[self._codecs.down], parts, seat.wires)
-
     def _encoder(self) -> UpdateEncoder:
         compress = not is_next_door(self.seat.redis)
         return UpdateEncoder(CODECS[self._codecs.up], self.seat.setup.layout, compress=compress)
@@ -143,9 +140,9 @@ class StageLoop:
     def _lead(self, placement: Placement, chain: tuple[Held, ...], recall: threading.Event) -> str:
         """Lease micro-batches, and have the chain compute them, while the placement holds. Returns why it ended."""
         seat, setup = self.seat, self.seat.setup
-        parts, replica = self._hold(chain[0].stages)
+        parts, replica, versions = self._hold(chain[0].stages)
         others = {one: StageParts(setup.layout, setup.stages, one.stages) for one in chain[1:]}
-        queue, versions = UpdateQueue(seat.session, self._encoder()), self._versions(parts)
+        queue = UpdateQueue(seat.session, self._encoder())
         chained = ChainReplica(
             placement.number,
             chain,
@@ -189,11 +186,15 @@ class StageLoop:
     def _follow(self, placement: Placement, chain: tuple[Held, ...], recall: threading.Event) -> None:
         """Compute the own stages of the units that the leader orders, while the placement holds."""
         own = next(one for one in chain if one.session == self.seat.membership.own.session)
-        parts, replica = self._hold(own.stages)
+        parts, replica, versions = self._hold(own.stages)
         follower = Follower(self.seat, chain, own, parts, replica, self._inbox, self._outbox, recall)
-        versions, encoder = self._versions(parts), self._encoder()
+        encoder = self._encoder()
         while letter := self._inbox.order(lambda: not recall.is_set()):
-            order = Order.parse(letter.body)
+            try:
+                order = Order.parse(letter.body)
+            except CodecError as error:  # no leader waits for an answer to it
+                log.warning("order dropped", job=self.seat.session.keys.job_id, error=str(error))
+                continue
             if order.placement > placement.number:  # the leader has heard of the next placement before
                 self._inbox.keep(letter)
                 recall.wait(EVERY_S)

@@ -38,6 +38,7 @@ from computeshare.worker.stages.stage_setup import StageSetup, await_stages, ope
 from tests.support.job_reducer import Job
 from tests.support.rounds import events, take_seat
 from tests.support.stage_seats import Seat
+from tests.support.wait import wait_until
 
 ROUNDS = 5
 FIELDS: dict[str, Any] = {"micro_batch": 16, "accumulate": 4, "micro_batches_per_round": 2, "rounds": ROUNDS}
@@ -173,6 +174,46 @@ def test_the_last_worker_takes_over_all_stages(run: Run, alone: Callable[..., li
     assert digests(run(2, kill)) == alone()
 
 
+def test_workers_that_are_taken_for_dead_but_are_not_change_no_bit(run: Run, alone: Callable[..., list[str]]) -> None:
+    def suspect(version: int, seats: list[Seat], add: Callable[[], None]) -> None:
+        if 0 < version < ROUNDS:
+            seats[version % 2].suspect()
+
+    job = run(2, suspect)
+    assert digests(job) == alone()
+    counted = [unit for event in events(job.store, "version") for unit in event["counted"]]
+    assert [unit[0] if isinstance(unit, list) else unit for unit in counted] == [*range(2 * ROUNDS)]
+
+
+def test_the_end_of_a_process_is_noticed_by_its_connection(
+    start: Callable[..., Job], redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start(**FIELDS, strategy=PIPELINE)
+    (one,) = members_of(job, setup_of(job), "one")
+    monkeypatch.setattr(membership, "LIFE_MS", 1_000_000_000)
+    with one:
+        dying = Seat(redis_url, job.job_id, "two")
+        wait_until(lambda: holders(one) == [["one", "two"]])
+        dying.die()
+        wait_until(lambda: holders(one) == [["one"]])
+
+
+def test_a_new_placement_ends_the_wait_for_a_message(start: Callable[..., Job], redis: Redis) -> None:
+    job = start(**FIELDS, strategy=PIPELINE)
+    setup = setup_of(job)
+    (one,) = members_of(job, setup, "one")
+    one.look()
+    _, recall = one.current
+    key = job.store.keys.mail(one.own.session)
+    redis.unlink(key)
+    inbox = Inbox(redis, key)
+    (two,) = members_of(job, setup, "two")
+    two.look()
+    one.look()
+    assert recall.is_set() and redis.xlen(key) == 1 and redis.ttl(key) > 0
+    assert inbox.order(lambda: inbox._last == "0-0") is None, "it is no message"
+
+
 def test_submissions_tell_who_computed_what(run: Run) -> None:
     job = run(2, rounds=60)  # the second may come late
     told = [event["stages"] for event in events(job.store, "submission") if event["outcome"] == "accepted"]
@@ -200,12 +241,16 @@ def test_a_stage_reads_its_own_part_of_a_version_and_notices_damage(start: Calla
         theirs = next(bucket for bucket in range(len(setup.layout.buckets)) if bucket not in parts.read)
         before = job.redis.hget(key, str(theirs))
         job.redis.hset(key, str(theirs), b"another stage's part")
-        assert versions.read(token) is not None, "it does not read what it does not use"
+        versions.forget()
+        weights_again = versions.read(token)
+        assert weights_again is not None, "it does not read what it does not use"
         job.redis.hset(key, str(theirs), before or b"")
         mine = parts.read[0]
         right = job.redis.hget(key, str(mine))
         other = CODECS["float32"].encode(np.ones(setup.layout.bucket_sizes[mine], np.float32))
         job.redis.hset(key, str(mine), other)
+        assert versions.read(token) is weights_again, "what was read last is not read again"
+        versions.forget()
         with pytest.raises(CodecError, match="digest mismatch"):
             versions.read(token)
         job.redis.hset(key, str(mine), right or b"")
@@ -263,6 +308,33 @@ def test_a_message_that_cannot_be_sent_ends_the_wait_for_its_answer(redis: Redis
         mail.receive(0, "b1.0")
 
 
+GARBAGE = [
+    *(
+        f'{{"attempt":"now","turn":{turn},"stage":1,"tag":"f0.0"}}'
+        for turn in ("1e999", "NaN", "null", '"x"', "9" * 5000)
+    ),
+    *(f'{{"attempt":"now","turn":1,"stage":{stage},"tag":"f0.0"}}' for stage in ("-1e999", "[]", '"x"')),
+    '{"attempt":["now"],"turn":1,"stage":1,"tag":"f0.0"}',
+    '{"attempt":"now","turn":1,"stage":1,"tag":{}}',
+    "{}",
+    "[]",
+    "no JSON",
+    "[" * 60_000,
+    b"\xff\xfe",
+]
+
+
+@pytest.mark.parametrize("about", GARBAGE, ids=lambda about: str(about)[:60])
+def test_a_message_that_is_none_is_dropped_and_the_next_one_read(redis: Redis, job_id: str, about: str | bytes) -> None:
+    key = JobKeys(job_id).mail("s")
+    redis.xadd(key, {"about": about, "body": b"garbage"})
+    redis.xadd(key, {"about": '{"attempt":"now","turn":1,"stage":1,"tag":"f0.0"}'})
+    inbox = mailbox(redis, job_id, Letter("now", 1, 1, "f0.0", b"value"))
+    with capture_logs() as logs:
+        assert bytes(inbox.receive("now", 1, "f0.0", lambda: True)) == b"value"
+    assert [line["log_level"] for line in logs] == ["warning", "warning"]
+
+
 def test_messages_stay_as_long_as_their_reader_is_there(start: Callable[..., Job], redis: Redis) -> None:
     job = start(**FIELDS, strategy=PIPELINE)
     setup, session = setup_of(job), WorkerSession(redis, job.job_id, "busy", uuid.uuid4().hex)
@@ -285,7 +357,7 @@ def test_all_workers_are_measured_one_of_them_without_a_stage(
     while not (len(rates) == 3 and all(rates)) and time.monotonic() < deadline:
         job.reducer.advance()  # a worker that has a stage is measured by what it computes in rounds
         entries: Any = redis.hvals(job.store.keys.members())
-        rates = [json.loads(entry.split(b"|")[2])["rate"] for entry in entries]
+        rates = [json.loads(entry.split(b"|", 2)[2])["rate"] for entry in entries]
         time.sleep(0.01)
     for seat in seats:
         seat.leave()
@@ -360,6 +432,48 @@ def test_a_worker_that_tells_nonsense_of_itself_holds_nothing_and_ends_no_other(
     for each in (liar, one, two, liar, one):
         each.look()
     assert holders(one) == [["one", "two"]]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        '{"chains":1}',
+        '{"chains":[[{"worker":"one","session":"s","first":1e999,"stop":2}]]}',
+        '{"chains":[[{"worker":"one","session":"s","first":0,"stop":1}]]}',
+        '{"no":"chains"}',
+        "[" * 60_000,
+        b"\xff",
+    ],
+    ids=lambda plan: str(plan)[:40],
+)
+def test_a_placement_that_is_none_ends_no_seat_and_is_replaced(start: Callable[..., Job], plan: str | bytes) -> None:
+    job = start(**FIELDS, strategy=PIPELINE)
+    (one,) = members_of(job, setup_of(job), "one")
+    job.redis.hset(job.store.keys.placement(), mapping={"number": 7, "plan": plan})
+    with one:
+        wait_until(lambda: holders(one) == [["one"]])
+        assert one.current[0].number == 8
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["[]", "1", "[1e999,2,3,4]", '[1,"l","no token",0]', '[1,"l","TOKEN",-1]', '[1,"l","TOKEN",1e999]', "[" * 60_000],
+)
+def test_an_order_that_is_none_ends_no_seat(start: Callable[..., Job], redis: Redis, body: str) -> None:
+    job = start(**FIELDS, strategy=PIPELINE)
+    loop = loop_of(job, setup_of(job), "follower")
+    session, state = loop.seat.session, job.store.read()
+    chain = Held("leader", "its session", 0, 1), Held("follower", session.session_id, 1, 2)
+    assert state is not None
+    mail = Outbox(redis, JobKeys(job.job_id).mail)
+    garbage = body.replace("TOKEN", str(state.token)).encode()
+    mail.tell(session.session_id, Letter("garbage", 1, 1, "order", garbage))
+    mail.tell(session.session_id, Letter("real", 2, 1, "order", Order(2, "leader", str(state.token), 0).dump()))
+    with capture_logs() as logs:
+        loop._follow(Placement(1, (chain,)), chain, threading.Event())
+    assert "order dropped" in [line["event"] for line in logs]
+    kept = loop._inbox.order(lambda: True)
+    assert kept and kept.attempt == "real", "of the next placement"
 
 
 class Inverse(nn.Module):

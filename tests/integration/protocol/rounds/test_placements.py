@@ -9,20 +9,28 @@ from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import WorkerSession
 from tests.support.rounds import ZERO, Join, agree, events, know, send
+from tests.support.wait import wait_until
 
 PLAN = '{"chains":[]}'
 
 
 def tell(
-    store: RoundStore, session: WorkerSession, plan: str = "", number: int = 0, present: str = "", **about: Any
+    store: RoundStore,
+    session: WorkerSession,
+    plan: str = "",
+    number: int = 0,
+    present: str = "",
+    **about: Any,
 ) -> list[Any]:
     told = store.scripts.call(
         "place",
         store.keys,
         worker=session.worker_id,
         session=session.session_id,
-        about=json.dumps(about),
+        about=json.dumps(about, separators=(",", ":")),
         life_ms=5000,
+        lost_ms=2000,
+        channels=store.keys.here(""),
         number=number,
         present=present,
         plan=plan,
@@ -50,14 +58,68 @@ def test_sessions_are_there_from_their_first_word_until_they_leave(
     assert tell(store, one, rate=4)[3] == f"one:{'a' * 32}"
 
 
+def unseen(store: RoundStore, worker: str, ms: int) -> None:
+    """Have a worker last seen so long ago."""
+    entry = store.redis.hget(store.keys.members(), worker)
+    session, _, rest = bytes(entry or b"").decode().split("|", 2)
+    seconds, microseconds = store.redis.time()  # type: ignore[misc]
+    seen = 1000 * int(seconds) + int(microseconds) // 1000 - ms
+    store.redis.hset(store.keys.members(), worker, f"{session}|{seen}|{rest}")
+
+
+def test_a_session_whose_connection_has_ended_is_gone_in_a_moment_and_its_leases_are_free(
+    store: RoundStore, both: tuple[WorkerSession, WorkerSession]
+) -> None:
+    one, two = both
+    granted = two.lease(str(ZERO)).micro_batches
+    with store.redis.pubsub() as connection:
+        connection.subscribe(store.keys.here(two.session_id))
+        connection.get_message(timeout=5)
+        tell(store, two, listens=True)
+        unseen(store, "two", 3000)
+        assert tell(store, one)[3] == HERE, "its process has not ended"
+    wait_until(lambda: not listeners(store, two))
+    before = store.redis.xlen(store.keys.versions())
+    assert tell(store, one)[3] == f"one:{'a' * 32}"
+    assert store.redis.xlen(store.keys.versions()) == before + 1, "waiting workers are woken"
+    assert {*one.lease(str(ZERO)).micro_batches} & {*granted}
+    assert send(two, ZERO, granted[0]) == "lease_lost", "what it sends late does not count"
+    assert tell(store, two, listens=True)[3] == HERE, "it takes part again: it had only lost its connection"
+
+
+def test_a_session_that_has_just_lost_its_connection_has_time_to_connect_again(
+    store: RoundStore, both: tuple[WorkerSession, WorkerSession]
+) -> None:
+    one, two = both
+    tell(store, two, listens=True)
+    unseen(store, "two", 100)
+    assert tell(store, one)[3] == HERE
+
+
+def test_members_are_told_of_a_new_placement(store: RoundStore, both: tuple[WorkerSession, WorkerSession]) -> None:
+    one, two = both
+    with store.redis.pubsub(ignore_subscribe_messages=True) as connection:
+        connection.subscribe(store.keys.here(two.session_id))
+        connection.get_message(timeout=5)
+        tell(store, one), tell(store, two)
+        tell(store, one, PLAN, 0, HERE)
+        told = connection.get_message(timeout=5)
+    assert told and told["data"] == b"placed"
+
+
+def listeners(store: RoundStore, session: WorkerSession) -> int:
+    ((_, count),) = store.redis.pubsub_numsub(store.keys.here(session.session_id))
+    return int(count)
+
+
 def test_a_session_that_says_nothing_for_long_is_not_there(
     store: RoundStore, both: tuple[WorkerSession, WorkerSession]
 ) -> None:
     one, two = both
     tell(store, two)
-    entry = store.redis.hget(store.keys.members(), "two")
-    session, seen, about = bytes(entry or b"").decode().split("|", 2)
-    store.redis.hset(store.keys.members(), "two", f"{session}|{int(seen) - 6000}|{about}")
+    unseen(store, "two", 4000)
+    assert tell(store, one)[3] == HERE
+    unseen(store, "two", 6000)
     assert tell(store, one)[3] == f"one:{'a' * 32}"
     assert not store.redis.hexists(store.keys.members(), "two")
     assert tell(store, two)[3] == HERE

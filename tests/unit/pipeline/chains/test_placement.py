@@ -166,5 +166,12 @@ def test_a_placement_stays_without_a_gain() -> None:
 
 def test_a_plan_is_read_as_it_was_written() -> None:
     old = placed([member("a"), member("b")])
-    assert Placement.parse(1, old.dump()) == old
-    assert Placement.parse(0, "") == Placement(0)
+    assert Placement.parse(1, old.dump(), len(STAGES)) == old
+    assert Placement.parse(0, "", len(STAGES)) == Placement(0)
+    assert Placement.parse(1, '{"chains":[]}', len(STAGES)) == Placement(1)
+
+
+def test_a_plan_without_all_stages_in_order_is_none() -> None:
+    (chain,) = placed([member("a"), member("b")]).chains
+    for wrong in (chain[:1], chain[1:], chain[::-1], (*chain, chain[-1]), ()):
+        assert Placement.parse(1, Placement(1, (wrong,)).dump(), len(STAGES)) is None
