@@ -161,7 +161,10 @@ def _outside(connection: Connection, workers: Sequence[WorkerInfo]) -> dict[Pair
         return {}
     rows = connection.execute(select(JOB.c.id, JOB.c.spec).where(JOB.c.status.in_(ACTIVE))).all()
     jobs = [row.id for row in rows if stored(row.spec).staging]
-    why = "a model in stages is for machines with the broker's address, not for invited ones"
+    why = (
+        "machines that joined by an invite hold no stages of a model: start its worker with the broker's address "
+        "(--redis-url), or train with strategy local, for which a machine holds the whole model"
+    )
     return {(job, one.id): f"{one.name or one.id} cannot take part: {why}" for job in jobs for one in there}
 
 

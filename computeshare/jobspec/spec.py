@@ -371,6 +371,7 @@ class JobSpec(Part):
         self._named()
         task = self.task
         task.check([name for name in OF_TASKS if getattr(self, name)])
+        self._suits_strategy()
         if task.needs_facts:
             return self
         self._consistent()
@@ -386,6 +387,12 @@ class JobSpec(Part):
             )
         task.check_sizes(self.plan)
         return self
+
+    def _suits_strategy(self) -> None:
+        """Raises ValidationError: a field has a value that the strategy excludes."""
+        for name, (value, why) in self.strategy.unfit.items():
+            if getattr(self, name) != value:
+                raise error_at("JobSpec", name, f"does not suit strategy {self.strategy.kind}: {why}")
 
     def _named(self) -> None:
         """Raises ValidationError: the job names neither a recipe nor both a model and a data set, or it gives a
@@ -449,10 +456,6 @@ class JobSpec(Part):
                 f"strategy {self.strategy.kind} publishes weights as differences from a version: set codec.down "
                 "to float32, and codec.up to float32, float16, bfloat16 or int8",
             )
-
-        for name, (value, why) in self.strategy.unfit.items():
-            if getattr(self, name) != value:
-                raise error_at("JobSpec", name, f"does not suit strategy {self.strategy.kind}: {why}")
         if self.strategy.staging:
             self._check_stages(self.strategy.staging)
 

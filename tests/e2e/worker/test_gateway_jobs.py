@@ -18,6 +18,7 @@ pytestmark = pytest.mark.e2e
 PORT = free_port()
 UP = ("--port", str(PORT), "--public-url", f"http://127.0.0.1:{PORT}")
 LOCAL = {"kind": "local", "inner_steps": 4, "replicas": 1, "inner_state": "kept"}
+EXACT = {"up": "float32", "down": "float32"}
 JOBS = {
     "measured": {"codec": "auto", "rounds": 5},
     "differences": {"codec": {"up": "topk", "down": "int8"}, "rounds": 30},
@@ -39,6 +40,9 @@ def test_a_worker_behind_the_gateway_serves_jobs_of_every_kind(plane: ControlPla
     with invited(plane, "far", int(urlsplit(plane.url).port or 0), tmp_path / "far") as worker:
         for name, fields in JOBS.items():
             assert plane.finish(_create(plane, name=name, **fields))["status"] == "completed", name
+        spread = _create(plane, strategy={"kind": "pipeline", "stages": 2}, codec=EXACT)
+        plane.until("the reason", lambda: "hold no stages of a model" in str(plane.job(spread)["reason"]))
+        assert plane.http.post(f"/v1/jobs/{spread}/cancel").status_code == 202
         paused = _create(plane, strategy=LOCAL, optimizer=None, rounds=1000)
         plane.reach(paused, 5)
         assert plane.http.post(f"/v1/jobs/{paused}/pause").status_code == 202

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import pytest
 from redis import Redis
+from sqlalchemy import insert
 from starlette.testclient import TestClient
 
 from api.broker import Broker
@@ -20,6 +21,7 @@ from api.jobs.history import History
 from api.jobs.service import Jobs
 from api.projection.projector import Projector
 from api.scheduler.dispatcher import Dispatcher
+from api.scheduler.machines import INVITE
 from api.scheduler.start_backoff import FAILURES, NAMED
 from computeshare.errors import VersionError
 from computeshare.evaluator.evaluator import Evaluator
@@ -166,6 +168,24 @@ def test_a_worker_that_starts_at_last_begins_with_a_clean_slate(
     set_rq_status(redis, issued[0].id, "finished")
     stage.turn(worker)
     assert "cannot start" not in str(jobs.show(job).reason)
+
+
+def test_a_machine_that_joined_by_an_invite_holds_no_stages_and_the_reason_says_what_to_do(
+    stage: Stage, redis: Redis, queue: str, create: Callable[..., str], jobs: Jobs, database: Database
+) -> None:
+    row = {"digest": "d", "created_ms": 1, "expires_ms": 1, "used_ms": 1, "worker": "mac", "gateway": True}
+    with database.writing() as connection:
+        connection.execute(insert(INVITE), row | {"id": "1a2b3c4d", "queue": queue})
+    job, whole = create(strategy={"kind": "pipeline", "stages": 2}, accumulate=4), create()
+    for one in (job, whole):
+        redis.set(JobKeys(one).reducer(), "1|host|1|id")
+    stage.turn("1a2b3c4dwork")
+    assert [seat.job_id for seat in seats(database, "issued")] == [whole]
+    assert "mac-1a2b3c4dwork cannot take part: machines that joined by an invite hold no stages" in str(
+        jobs.show(job).reason
+    )
+    stage.turn("1a2b3c4dwork", "cafecafecafe")
+    assert ("cafecafecafe", job) in [(seat.worker, seat.job_id) for seat in seats(database, "issued")]
 
 
 def test_a_worker_whose_machine_is_unfit_is_left_out_at_once_and_for_good_until_it_is_started_again(
