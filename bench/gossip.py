@@ -1,9 +1,14 @@
-"""Compares strategy `gossip` with `sync`: MNIST `lenet5`, four workers, equal samples; each interpolation.
+"""Compares strategy `gossip` with `sync`, and a language model trained so with `local`; all at equal samples.
 
     python -m bench.gossip [--epochs 2] [--every 5] [--only NAME...]
+    python -m bench.gossip --gpt [--short] [--peers 4 8] [--every 25] [--samples 24000]
 
-In the last run a worker is killed by SIGKILL at a third of the job, and another joins in its place. Prints accuracy on
-the test set, samples per second, megabytes up and down, the last consensus distance and how many samples do not count.
+First form: MNIST `lenet5`, four workers, each interpolation. In the last run a worker is killed by SIGKILL at a third
+of the job, and another joins in its place. Prints accuracy on the test set, samples per second, megabytes up and down,
+the last consensus distance and how many samples do not count. `--gpt`: a small GPT on tinyshakespeare, `local` and
+`gossip` with as many workers as replicas, or peers, and so many steps between exchanges. Prints the loss on the test
+split, which is to be within 1 % of `local`'s, and the last consensus distance; also of peers that exchange nothing.
+`--short`: an eighth of the samples and four peers, to see that it runs.
 """
 
 import argparse
@@ -15,6 +20,7 @@ from typing import Any
 
 from bench import ours
 from bench.ending import end_cleanly_when_asked
+from bench.local_loss import ADAMW, GPT, SAMPLES, WARMUP, lasting
 from bench.report import Cell, Part, Table, markdown
 from bench.wait import wait_until
 from computeshare.settings import Settings
@@ -22,7 +28,46 @@ from computeshare.types import ENDED
 
 WORKERS, BATCH = 4, 32
 SGD = {"name": "SGD", "lr": 0.05, "momentum": 0.9}
+GOAL = 0.01
+"""Of `local`'s loss: how much more may be that of `gossip`, with the GPT."""
+BATCH_GPT = 3
 COLUMNS = ("run", "accuracy, %", "samples/s", "MB up", "MB down", "consensus distance", "samples missing")
+
+
+def language_model(peers: int, strategy: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """A job of `local` or `gossip` with so many replicas or peers, each with a warm-up of `WARMUP` steps."""
+    found = {**GPT, "micro_batch": BATCH_GPT, "threads": 1, "checkpoint_every": 0}
+    found |= {"workers": {"min": peers, "max": peers}, "strategy": {"inner_optimizer": ADAMW, **strategy}}
+    found["schedule"] = {"name": "cosine", "warmup": WARMUP / options.every, "final": 0.1}
+    return found | {"rounds": lasting(found, options.samples).rounds}
+
+
+def compare_with_local(options: argparse.Namespace) -> Part:
+    """The loss of a small GPT by strategy and number of peers."""
+    rows: list[list[Cell]] = []
+    told = []
+    for peers in options.peers:
+        local = {"kind": "local", "inner_steps": options.every, "replicas": peers, "outer_momentum": 0.8}
+        gossip = {"kind": "gossip", "every": options.every, "buffer": peers}
+        runs = {"local": local, "gossip": gossip}
+        runs |= {"gossip, momentum": gossip | {"outer_lr": 0.7, "outer_momentum": 0.3}}
+        runs |= {"gossip, no exchanges": gossip | {"fetch_probability": 0}}
+        losses: list[float] = []
+        with ours.plane(peers, Settings().data_dir) as plane:
+            for name, strategy in runs.items():
+                found = ours.train(plane, language_model(peers, strategy, options), scored=False)
+                metrics = plane.client.metrics(found.job["id"])
+                loss = metrics["test_loss"][-1]["value"]
+                losses.append(loss)
+                above = 100 * (loss / losses[0] - 1)
+                apart = [point["value"] for point in metrics["consensus"]][-1:] or [None]
+                rows.append([peers, name, found.course.points[-1].samples, loss, above, *apart])
+                print(json.dumps({"peers": peers, "run": name, "loss": loss, "above_percent": above}), flush=True)
+        told.append(f"{peers} peers: {100 * (losses[1] / losses[0] - 1):+.1f} %")
+    columns = ("peers", "run", "samples", "loss, nats per token", "above local, %", "consensus distance")
+    title = f"GPT on tinyshakespeare, {options.every} steps between exchanges"
+    summary = f"Loss of gossip beside local (goal: at most {100 * GOAL:+g} %): {', '.join(told)}"
+    return Part([Table(title, columns, rows, summary)])
 
 
 def document(strategy: dict[str, Any] | None, options: argparse.Namespace) -> dict[str, Any]:
@@ -66,10 +111,20 @@ def disturb(plane: ours.Plane, job_id: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--every", type=int, default=5, help="steps between exchanges")
+    parser.add_argument("--gpt", action="store_true", help="compare a small GPT with local")
+    parser.add_argument("--short", action="store_true", help="with --gpt: an eighth of the samples, four peers")
+    parser.add_argument("--peers", type=int, nargs="+", default=[4, 8], help="with --gpt")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="of each run, with --gpt")
+    parser.add_argument("--every", type=int, help="steps between exchanges; default: 5, with --gpt 25")
     parser.add_argument("--only", nargs="+", help="names of the runs")
     options = parser.parse_args()
+    options.every = options.every or (25 if options.gpt else 5)
     end_cleanly_when_asked()
+    if options.gpt:
+        if options.short:
+            options.samples, options.peers = options.samples // 8, options.peers[:1]
+        print(markdown(compare_with_local(options)))
+        return
     runs: dict[str, dict[str, Any] | None] = {
         "sync": None,
         **{f"gossip, {kind}": {"interpolation": kind} for kind in ("constant", "clock", "loss")},
