@@ -41,7 +41,9 @@ _UNCOUNTED_MEMORY: _Numbers = {  # counts for no process, so the limits do not s
     **{"memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "shmat": (30, 196)},
     **{"semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180)},
 }
-_NEVER: _Numbers = {**_NETWORK, **_MOUNTS, **_KERNEL, **_OTHER_PROCESSES, **_UNCOUNTED_MEMORY}
+_SESSIONS: _Numbers = {"setsid": (112, 157)}
+"""A new session would get its own share of the CPU, whatever the priority of the one before (autogroups)."""
+_NEVER: _Numbers = {**_NETWORK, **_MOUNTS, **_KERNEL, **_OTHER_PROCESSES, **_UNCOUNTED_MEMORY, **_SESSIONS}
 _ATTRIBUTES: _Numbers = {  # a file's owner may change these whatever Landlock says
     **{"chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None)},
     **{"lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54), "setxattr": (188, 5), "lsetxattr": (189, 6)},

@@ -172,6 +172,18 @@ def test_with_permission_it_starts_a_compiler_where_all_end_with_it(by: Method, 
         assert b"PermissionError" in process.stdout.read()
 
 
+def test_it_begins_no_session_and_so_keeps_its_priority(by: Method, scratch: Path) -> None:
+    program = """
+refused(os.setsid)
+refused(lambda: subprocess.run(["true"], start_new_session=True))
+refused(Path("/proc/self/autogroup").write_text, "-20")
+refused(os.nice, -1)
+"""
+    for forks in (False, by.forks):
+        told = run(by, scratch, program, forks=forks).splitlines()
+        assert len(told) == 4 and all(line.startswith("refused") for line in told), told
+
+
 WRITES = """
 home, data, package = map(Path, sys.argv[1:])
 for folder in (home, data, package, Path(sys.prefix), Path("/tmp"), Path("/dev/shm"), Path("/usr"), Path("/")):

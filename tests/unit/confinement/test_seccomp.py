@@ -61,6 +61,11 @@ def test_networks_mounts_the_kernel_and_other_processes_are_refused(machine: str
 
 
 @pytest.mark.parametrize("machine", MACHINES)
+def test_no_process_leaves_its_session(machine: str) -> None:
+    assert verdict("setsid", machine=machine, contained=True, forks=True) == "EPERM"
+
+
+@pytest.mark.parametrize("machine", MACHINES)
 def test_a_thread_is_started_and_a_process_only_with_permission(machine: str) -> None:
     assert verdict("clone", CLONE_VM | CLONE_THREAD, machine=machine) == ALLOWED
     assert verdict("clone", SIGCHLD, machine=machine) == "EPERM"
