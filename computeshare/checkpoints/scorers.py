@@ -13,6 +13,7 @@ from computeshare.checkpoints.part_score import PartScore, ScoredPart
 from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import SpecError
 from computeshare.jobspec.spec import JobSpec
+from computeshare.runtime.processes import using_threads
 from computeshare.tasks import metrics
 from computeshare.tasks.base import TaskInstance
 from computeshare.tasks.metrics import SplitScore
@@ -112,8 +113,8 @@ class LocalScorer:
         return metrics.score(self._scored, weights, batch)
 
     def sample(self) -> str | None:
-        one = self._scored
-        return one.task.sample(one.module.cpu(), self.spec.seed) if one else None
+        with using_threads(1):  # as a score
+            return one.task.sample(one.module.cpu(), self.spec.seed) if (one := self._scored) else None
 
     def close(self) -> None:
         self._parts.clear()

@@ -10,7 +10,7 @@ import struct
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -27,6 +27,7 @@ from computeshare.codecs.registry import CODECS
 from computeshare.errors import ArtifactError, ReplayError, SettingsError, ShapeError, SpecError, Unconfined
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.own_data import TRAINING_FILES
+from computeshare.runtime.processes import using_threads
 from computeshare.tensors.layout import Weights
 from computeshare.training.work_units import kind_with
 from computeshare.types import ENDED, Kind, Vector
@@ -203,7 +204,7 @@ class Replay:
         Raises SpecError: version `first` has no checkpoint. ReplayError: the ledger has a gap, or the checkpoint is
         damaged.
         """
-        with _using(self._threads), closing(self._computation()) as computation:
+        with using_threads(self._threads), closing(self._computation()) as computation:
             machine = _Machine(self.spec, computation)
             self.here = machine.kind
             model = machine.start(self._initial()) if self._from_seed else self._from_checkpoint(machine)
@@ -318,7 +319,7 @@ class _Machine:
             )
         samples = [count for _, count in parts]
         updates = [self._update(unit, behind) for (unit, _), behind in zip(parts, late, strict=True)]
-        with _using(1):  # a thread, as in every reducer
+        with using_threads(1):  # a thread, as in every reducer
             return self.server_step.step(version, base, updates, samples, staleness)
 
     def _update(self, unit: int, behind: int) -> tuple[Vector, Vector]:
@@ -390,7 +391,7 @@ def _kind(device: "torch.device", threads: int) -> Kind:
     """This machine's kind, with `threads` CPU threads."""
     from computeshare.training import devices
 
-    with _using(threads):
+    with using_threads(threads):
         return devices.kind(device)
 
 
@@ -401,18 +402,3 @@ def _threads(spec: JobSpec, kinds: Sequence[Kind]) -> int:
     recorded = {int(kind["threads"]) for kind in kinds if isinstance(kind.get("threads"), int)}
     common = recorded.pop() if len(recorded) == 1 else torch.get_num_threads()
     return spec.threads or min(max(1, common), MOST_THREADS)
-
-
-@contextmanager
-def _using(count: int) -> Iterator[None]:
-    """Set torch's number of CPU threads within the block."""
-    import torch
-
-    before = torch.get_num_threads()
-    if before != count:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        if before != count:
-            torch.set_num_threads(before)

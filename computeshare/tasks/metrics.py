@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from computeshare.runtime.processes import using_threads
 from computeshare.tasks import class_counts
 from computeshare.tasks.base import CLASSES, PREDICTED, TaskInstance
 from computeshare.tasks.class_counts import ClassCounts
@@ -27,6 +28,8 @@ class SplitScore:
 def score(instance: TaskInstance, weights: Weights, batch: int = 0) -> SplitScore:
     """Load `weights` into the module and score them on the whole split, on the module's device, in the split's order.
 
+    A CPU computes with one thread, so that its number of cores changes no bit of a score.
+
     Args:
         batch: samples at once; 0: as the task says.
     Raises: ShapeError: the weights do not fit the module.
@@ -38,7 +41,7 @@ def score(instance: TaskInstance, weights: Weights, batch: int = 0) -> SplitScor
     totals = dict.fromkeys(("loss", *task.metrics), 0.0)
     answers: dict[str, list[Tensor]] = {CLASSES: [], PREDICTED: []}
     module.eval()
-    with torch.inference_mode():
+    with torch.inference_mode(), using_threads(1):
         for start in range(0, count, batch):
             indices = np.arange(start, min(start + batch, count))
             sums = task.sums(module, task.place(instance.split.batch(indices), device))

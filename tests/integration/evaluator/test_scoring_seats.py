@@ -82,6 +82,7 @@ class Plane:
         session = ScoringSeat(self.redis, seat, self.spec, Settings(home=home, **settings))
 
         def run() -> None:
+            torch.set_num_threads(2)  # of this thread, where an evaluator's has another number
             with suppress(RecipeUnfit):
                 session.run()
 
@@ -92,11 +93,7 @@ class Plane:
 
 @contextmanager
 def _running(act: Callable[[], Any]) -> Iterator[None]:
-    def run() -> None:
-        torch.set_num_threads(1)  # a setting of each thread, on which bits depend
-        act()
-
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=act)
     thread.start()
     try:
         yield
@@ -108,7 +105,6 @@ def _running(act: Callable[[], Any]) -> Iterator[None]:
 @pytest.fixture
 def plane(redis: Redis, job_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plane]:
     monkeypatch.setattr("computeshare.worker.seat.scoring_seat.IDLE_TURNS", 2)
-    torch.set_num_threads(1)
     found = Plane(redis, job_id, tmp_path)
     yield found
     for name in ("worker1aaaaa", "worker2aaaaa"):
@@ -116,6 +112,7 @@ def plane(redis: Redis, job_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     found.store.purge()
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_workers_score_each_version_once_and_to_the_same_bits_as_an_evaluator(plane: Plane) -> None:
     tokens = [save(plane.artifacts, SPEC, version) for version in (1, 2, 3, 4)]
     seats = [plane.seat("worker1aaaaa"), plane.seat("worker2aaaaa")]

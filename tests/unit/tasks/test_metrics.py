@@ -28,9 +28,9 @@ def split(samples: int = 37) -> Split:
     return Split(images, rng.integers(0, 10, samples), Normaliser.build(SHAPE, 16.0, (0.5,), (0.25,)))
 
 
-def score(module: nn.Module, weights: Weights, batch: int = 256) -> SplitScore:
+def score(module: nn.Module, weights: Weights, batch: int = 256, samples: int = 37) -> SplitScore:
     task = ImageClassification("digits", "mlp", SHAPE)
-    return metrics.score(TaskInstance(task, module, layout_of(module), split()), weights, batch)
+    return metrics.score(TaskInstance(task, module, layout_of(module), split(samples)), weights, batch)
 
 
 def model() -> nn.Module:
@@ -94,6 +94,18 @@ def test_scoring_is_repeatable_and_moves_no_statistics() -> None:
     first = score(module, weights)
     assert score(module, weights) == first
     assert layout.digest(weights_of(module, layout)) == layout.digest(weights)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_number_of_threads_changes_no_bit() -> None:
+    module = build("mlp", SHAPE, 10, 0)
+    weights = weights_of(module, layout_of(module))
+    found = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        found.append(score(module, weights, 7, samples=1000))
+        assert torch.get_num_threads() == threads
+    assert found[0] == found[1] == found[2]
 
 
 def test_the_given_weights_are_scored_not_the_modules_own(recwarn: pytest.WarningsRecorder) -> None:
