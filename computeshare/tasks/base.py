@@ -197,8 +197,8 @@ class TaskInstance:
 
 
 def moved(batch: Batch, device: torch.device) -> Batch:
-    """A batch with all its tensors on `device`."""
-    return changed(batch, lambda tensor: tensor.to(device))
+    """A batch with all its tensors on `device`, aligned."""
+    return changed(batch, lambda tensor: modules.aligned(tensor.to(device)))
 
 
 def channels_last(batch: Batch) -> Batch:

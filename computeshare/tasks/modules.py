@@ -42,6 +42,18 @@ class ParametersOnMeta(TorchFunctionMode):
         return function(*args, **options)
 
 
+ALIGNMENT = 64
+"""Bytes, of which the addresses of torch's own tensors are multiples."""
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in memory aligned as torch's own: itself, or a copy, for example of a view of a file.
+
+    The last bits of a product of matrices depend on where in memory they lie.
+    """
+    return tensor.clone() if tensor.device.type == "cpu" and tensor.data_ptr() % ALIGNMENT else tensor
+
+
 def layout_of(module: nn.Module) -> Layout:
     """The layout of what is trained of the module's `state_dict`, in flat vectors.
 

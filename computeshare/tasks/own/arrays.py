@@ -33,7 +33,8 @@ class ArraySplit:
 
     def batch(self, indices: Indices, seeds: Seeds | None = None) -> tuple[Tensor, Tensor]:
         """The samples with these indices (n,): float32 inputs (n, ...) and int64 classes (n,). Nothing is random."""
-        inputs = torch.from_numpy(self.inputs[indices].astype(np.float32))
+        inputs = torch.empty(len(indices), *self.inputs.shape[1:])
+        inputs.numpy()[...] = self.inputs[indices]
         return inputs.sub_(self.mean).div_(self.std), torch.from_numpy(self.targets[indices].astype(np.int64))
 
 

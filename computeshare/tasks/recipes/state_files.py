@@ -3,6 +3,7 @@
 They are written once, where the job is created, so that no result depends on which machine builds the module.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,18 @@ def write(module: nn.Module, folder: Path) -> None:
         views = layout.views(modules.weights_of(module, layout))
         file.writelines(safetensors_writer.pieces(views, {}))
     if frozen := _frozen(module):
-        save_file({name: one.detach().cpu().contiguous() for name, one in frozen.items()}, folder / FROZEN)
+        _write_aligned({name: one.detach().cpu().contiguous() for name, one in frozen.items()}, folder / FROZEN)
+
+
+def _write_aligned(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Write a file whose values begin at a multiple of `ALIGNMENT`, so that tensors mapped from it are aligned as long
+    as their sizes are: the format aligns them to 8 bytes alone.
+    """
+    save_file({**tensors}, path, {"padding": ""})
+    with path.open("rb") as file:
+        begin = 8 + int.from_bytes(file.read(8), "little")
+    if missing := -begin % modules.ALIGNMENT:
+        save_file({**tensors}, path, {"padding": " " * missing})
 
 
 def read_initial(folder: Path, layout: Layout) -> Weights:
@@ -55,7 +67,8 @@ def _weights(content: memoryview, layout: Layout) -> Weights:
 
 
 def load_frozen(module: nn.Module, folder: Path) -> None:
-    """Replace the module's parameters that need no gradient by those of `FROZEN` below `folder`, mapped into memory.
+    """Replace the module's parameters that need no gradient by those of `FROZEN` below `folder`, mapped into memory;
+    those that are not aligned there are copied.
 
     Raises: RecipeError: the file is missing or damaged, or its tensors are not the module's.
     """
@@ -74,7 +87,7 @@ def load_frozen(module: nn.Module, folder: Path) -> None:
                 f"{_form(stored.get(name))} in the job: install the same versions of packages as where it was created"
             )
     for name, parameter in frozen.items():
-        parameter.data = stored[name]
+        parameter.data = modules.aligned(stored[name])
 
 
 def _frozen(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -1,9 +1,9 @@
-"""A module's weights as flat vectors: what is shared travels once, what is frozen not at all."""
+"""A module's weights as flat vectors: what is shared travels once, what is frozen not at all; tensors in memory."""
 
 import torch
 from torch import nn
 
-from computeshare.tasks.modules import frozen_digest, layout_of, load_weights, weights_of
+from computeshare.tasks.modules import ALIGNMENT, aligned, frozen_digest, layout_of, load_weights, weights_of
 
 
 class Tied(nn.Module):
@@ -54,3 +54,13 @@ def test_the_digest_of_what_is_frozen_tells_every_difference() -> None:
     others = [built(0.50001), built(x=nn.Linear(1, 1).requires_grad_(False)), built().bfloat16()]
     assert len({same, *map(frozen_digest, others)}) == 4
     assert frozen_digest(nn.Linear(3, 2)) == ""
+
+
+def test_a_tensor_that_lies_at_an_odd_place_is_copied_to_an_aligned_one() -> None:
+    whole = torch.arange(60.0)
+    assert aligned(whole) is whole
+    for place in (1, 2, 4, 15):
+        view = whole[place : place + 12].view(3, 4).T
+        copy = aligned(view)
+        assert copy.data_ptr() % ALIGNMENT == 0 != view.data_ptr() % ALIGNMENT
+        assert torch.equal(copy, view) and copy.stride() == view.stride()

@@ -1,7 +1,8 @@
 """What a micro-batch yields depends on the weights and its number, and on nothing else."""
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +11,14 @@ from torch import nn
 from torch.nn import functional
 
 from computeshare.errors import ShapeError
-from computeshare.jobspec.sampling_plan import Plan
-from computeshare.tasks.base import TaskInstance
+from computeshare.jobspec.sampling_plan import Plan, Seeds
+from computeshare.tasks.base import Indices, TaskInstance
 from computeshare.tasks.images.classification import ImageClassification, pixel_by_pixel
 from computeshare.tasks.images.datasets.splits import Split
 from computeshare.tasks.images.models import build
 from computeshare.tasks.modules import layout_of, weights_of
+from computeshare.tasks.recipes.functions import Functions
+from computeshare.tasks.recipes.task import RecipeTask
 from computeshare.tensors.layout import Weights
 from computeshare.training import replica as replica_module
 from computeshare.training.execution import Execution
@@ -86,6 +89,33 @@ def test_another_replica_with_the_same_weights_yields_the_same_bits() -> None:
     other.compute(2)  # on weights of its own
     other.load(weights(seed=0))
     assert bits(other.compute(5)) == bits(r.compute(5))
+
+
+@dataclass(frozen=True)
+class Displaced:
+    """Samples whose memory begins so many bytes after an address that is aligned."""
+
+    offset: int
+
+    def __len__(self) -> int:
+        return 64
+
+    def batch(self, indices: Indices, seeds: Seeds | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs = np.random.default_rng(0).standard_normal((64, 64), np.float32)[indices]
+        memory = torch.zeros(inputs.size + 16)[self.offset // 4 :][: inputs.size].view(inputs.shape)
+        return memory.copy_(torch.from_numpy(inputs)), torch.from_numpy(indices % 10)
+
+
+def test_where_a_batch_lies_in_memory_changes_nothing() -> None:
+    task = RecipeTask(Functions(Path(), nn.Linear, Displaced), "sha256:0", {})
+    plan = Plan(seed=0, samples=64, micro_batch=32, micro_batches_per_round=1)
+    found = set()
+    for offset in (0, 4, 8, 16, 60):
+        torch.manual_seed(0)
+        module = nn.Linear(64, 10)
+        instance = TaskInstance(task, module, layout_of(module), Displaced(offset))
+        found.add(bits(Replica(instance, plan, CPU).compute(0)))
+    assert len(found) == 1
 
 
 def test_what_others_draw_from_the_generator_changes_nothing() -> None:

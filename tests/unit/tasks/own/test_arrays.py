@@ -10,7 +10,7 @@ from computeshare.datasets.prepared import quiet
 from computeshare.errors import DatasetError
 from computeshare.jobspec.tasks.own_data import DatasetFacts
 from computeshare.tasks.metrics import score
-from computeshare.tasks.modules import weights_of
+from computeshare.tasks.modules import ALIGNMENT, weights_of
 from computeshare.tasks.own.arrays import ArrayClassification
 from computeshare.tasks.own.files import OwnData
 
@@ -33,6 +33,12 @@ def test_batches_are_standardised_and_a_model_is_scored_by_class(own: OwnData) -
     tested = ArrayClassification(own, "mlp").instance(0, "test", Path())
     found = score(tested, weights_of(instance.module, instance.layout))
     assert found.samples == 6 and found.classes and found.classes.support == (2, 2, 2)
+
+
+def test_batches_lie_in_memory_as_torchs_own(own: OwnData) -> None:
+    split = ArrayClassification(own, "mlp").open("train", Path())
+    inputs = [split.batch(np.arange(count))[0] for count in range(1, 50)]  # all are kept, each at its own place
+    assert {one.data_ptr() % ALIGNMENT for one in inputs} == {0}
 
 
 def test_noise_has_the_form_of_the_data(own: OwnData) -> None:

@@ -1,5 +1,6 @@
 """A recipe's initial state in files: what is trained, and what is frozen."""
 
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch import nn
 
 from computeshare.errors import RecipeError
 from computeshare.jobspec.tasks.recipe_facts import FROZEN, INITIAL
-from computeshare.tasks.modules import frozen_digest, layout_of, weights_of
+from computeshare.tasks.modules import ALIGNMENT, frozen_digest, layout_of, weights_of
 from computeshare.tasks.recipes import state_files
 from computeshare.tensors import safetensors_writer
 
@@ -45,6 +46,24 @@ def test_what_is_frozen_is_mapped_and_the_file_stays_as_it_was(tmp_path: Path) -
     with torch.no_grad():
         here[0].weight.add_(1)
     assert (tmp_path / FROZEN).read_bytes() == before
+
+
+@pytest.mark.parametrize("letters", range(1, 66, 8))
+def test_what_is_frozen_lies_in_memory_as_where_it_was_built(tmp_path: Path, letters: int) -> None:
+    """Names of any length: the file's values begin after them."""
+
+    def made(out: int) -> nn.Module:
+        return nn.Sequential(OrderedDict({"n" * letters: nn.Linear(17, out).requires_grad_(False)}))
+
+    inputs = torch.randn(1, 17)
+    for out in (5, 64):
+        there, here = made(out), made(out)
+        state_files.write(there, tmp_path)
+        state_files.load_frozen(here, tmp_path)
+        assert {one.data_ptr() % ALIGNMENT for one in here.parameters()} == {0}
+        assert torch.equal(here(inputs), there(inputs))
+    content = (tmp_path / FROZEN).read_bytes()
+    assert (8 + int.from_bytes(content[:8], "little")) % ALIGNMENT == 0, "so that large tensors need no copy"
 
 
 def test_without_frozen_parameters_there_is_one_file(tmp_path: Path) -> None:
