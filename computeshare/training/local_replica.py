@@ -79,11 +79,12 @@ class LocalReplica:
         Args:
             take: is given each bucket of the update.
         """
-        update = self.walk(self._plan.micro_batches(unit), goes_on)
-        if take:
-            for bucket, where in enumerate(self._buckets):
-                take(bucket, update.vector[where])
-        return update
+        if take is None:
+            return self.walk(self._plan.micro_batches(unit), goes_on)
+        loss, stepped = self._steps(self._plan.micro_batches(unit), goes_on), self._replica.parameters.view()
+        for bucket, where in enumerate(self._buckets):
+            take(bucket, self._base[where] - stepped[where])
+        return Update(np.empty(0, np.float32), self._replica.buffers.read(), loss)
 
     def walk(self, micro_batches: Sequence[int], goes_on: Callable[[], bool] = lambda: True) -> Update:
         """Take one inner step on each micro-batch, in the given order.
@@ -95,6 +96,13 @@ class LocalReplica:
             mean over samples of the losses at each step.
         Raises: Interrupted: `goes_on` returned false; a kept inner state includes the steps taken so far.
         """
+        loss = self._steps(micro_batches, goes_on)
+        vector = self._replica.parameters.read()
+        np.subtract(self._base, vector, out=vector)
+        return Update(vector, self._replica.buffers.read(), loss)
+
+    def _steps(self, micro_batches: Sequence[int], goes_on: Callable[[], bool]) -> float:
+        """Take the steps of `walk`. Returns the mean loss."""
         replica, optimizer, losses = self._replica, self._optimizer(), []
         replica.parameters.fill(self._base)
         replica.rewind()
@@ -105,11 +113,8 @@ class LocalReplica:
             clip((p.grad for p in self._parameters if p.grad is not None), self._rules.clip_norm)
             set_rate(optimizer, self._rules, self._plan.position(micro_batch))
             optimizer.step()
-        vector = replica.parameters.read()
-        np.subtract(self._base, vector, out=vector)
         sizes = [self._plan.size(m) for m in micro_batches]
-        loss = float(np.average(torch.stack(losses).tolist(), weights=sizes))
-        return Update(vector, replica.buffers.read(), loss)
+        return float(np.average(torch.stack(losses).tolist(), weights=sizes))
 
     def dump(self) -> list[Blob] | None:
         """The inner state in safetensors format, for another worker to continue from; None if no state is kept."""

@@ -63,13 +63,13 @@ class ServerOptimizer:
 
         Args:
             position: rounds since version 0, for the schedule.
-            in_place: overwrite `parameters` if they are writable; else the result is a new array.
+            in_place: overwrite `parameters` and `gradient` where they are writable; else the result is a new array.
             ready: called with each piece of the new parameters, in order.
         """
         if not parameters.shape == gradient.shape == self._shape:
             raise ShapeError(f"parameters {parameters.shape} and gradient {gradient.shape} must both be {self._shape}")
         following = parameters if in_place and parameters.flags.writeable else parameters.copy()
-        if self._rules.clip_norm or not gradient.flags.writeable:  # torch warns about read-only arrays
+        if (self._rules.clip_norm and not in_place) or not gradient.flags.writeable:  # torch warns about these
             gradient = gradient.copy()
         gradients = torch.from_numpy(gradient)
         clip((gradients[t.start : t.stop].view(t.shape) for t in self._tensors), self._rules.clip_norm)

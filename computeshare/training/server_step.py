@@ -131,8 +131,8 @@ class ServerStep:
     ) -> Vector:
         """Take the optimizer's step: the full-precision parameters (d,) of `version`, the version after `model`.
 
-        They overwrite `model.master` to save memory, unless `publish` needs the old values for a difference. Afterwards
-        `model` may only be passed to `publish`.
+        They overwrite `model.master`, and `gradient`, to save memory, unless `publish` needs the old values for a
+        difference. Afterwards `model` may only be passed to `publish`.
 
         Args:
             ready: as in `ServerOptimizer.step`.

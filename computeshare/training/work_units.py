@@ -20,7 +20,7 @@ class Update:
 
     `vector` (d,) is the gradient of `loss` (the mean over the unit's samples), or the pseudo-gradient of local steps;
     `buffers` (b,) are the floating-point buffers after the last forward pass. Both are float32 copies. `vector` is
-    empty if a gradient's buckets were passed to `take` as they became ready.
+    empty if its buckets were passed to `take`.
     """
 
     vector: Vector
