@@ -30,6 +30,7 @@ from computeshare.training.local_replica import LocalReplica
 from computeshare.training.optimizers import ServerOptimizer
 from computeshare.training.replica import FlatTensors, Replica
 from computeshare.training.work_units import Update
+from computeshare.types import Vector
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -112,6 +113,16 @@ def test_the_order_of_units_changes_nothing_where_the_inner_state_starts_afresh(
     backwards = {unit: bits(run(second, unit)) for unit in reversed(units)}
     assert forwards == backwards
     assert len(set(forwards.values())) == len(units)
+
+
+def test_an_update_comes_in_buckets_of_which_no_whole_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run(replica(ADAMW), 1)
+    monkeypatch.setattr("computeshare.tensors.layout.BUCKET", 700)
+    found: dict[int, Vector] = {}
+    update = replica(ADAMW).compute(1, take=lambda bucket, values: found.update({bucket: values.copy()}))
+    assert not update.vector.size and len(found) == 3
+    assert np.concatenate([found[bucket] for bucket in range(3)]).tobytes() == whole.vector.tobytes()
+    assert (update.buffers.tobytes(), update.loss) == (whole.buffers.tobytes(), whole.loss)
 
 
 PROCESS = """

@@ -129,6 +129,18 @@ def test_the_arguments_of_a_step_are_left_alone_and_its_result_is_new() -> None:
     np.testing.assert_allclose(following, start - 0.5 * gradient, rtol=1e-6, atol=1e-6)
 
 
+def test_a_step_in_place_clips_in_the_gradients_own_memory() -> None:
+    module = model()
+    layout = layout_of(module)
+    start, (gradient,) = weights_of(module, layout).parameters, gradients(layout, 1)
+    rules, spec, given = StepRules(clip_norm=0.5), OptimizerSpec(name="SGD", lr=0.5), gradient.copy()
+    expected = ServerOptimizer(layout, spec, rules).step(start, gradient)
+    assert np.array_equal(gradient, given) and np.linalg.norm(given) > 1
+    found = ServerOptimizer(layout, spec, rules).step(start, gradient, in_place=True)
+    assert found is start and found.tobytes() == expected.tobytes()
+    assert np.linalg.norm(gradient) == pytest.approx(0.5, rel=1e-4)
+
+
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Adafactor"])
 def test_a_large_step_tells_of_its_parameters_in_order_once_they_are_done(name: str) -> None:
     layout = layout_of(nn.Linear(1024, 2100))  # three buckets
