@@ -82,6 +82,12 @@ class Draft:
     token: str = ""
     name: str = ""
     parts: Mapping[int, Blob] = field(default_factory=dict)
+    bytes: int = 0
+    """Of these parts and of those of drafts that were given up meanwhile."""
+
+    def holds(self, part: Blob) -> bool:
+        """Whether this is one of its parts, the same object."""
+        return any(part is one for one in self.parts.values())
 
 
 NO_DRAFT = Draft()
@@ -177,7 +183,7 @@ class WorkerSession:
         Args:
             parts: number of parts of the weights.
             into: a buffer for each part, to save copies of large weights; the returned parts are views of the buffers.
-            draft: parts that were read before; they are read again unless the version was made of this draft.
+            draft: parts that were read before; these are read again unless the version was made of this draft.
         """
         found, (reply,) = self._read(self.keys.weights(token), token, parts, into, draft, [self._lease(token)])
         return found, self._granted(reply)
@@ -225,9 +231,11 @@ class WorkerSession:
         asked += [["HMGET", self.keys.round(), "token", "draft"], *others]
         replies = self._channel.exchange(asked, [*(into[part] for part in missing), None, *[None] * len(others)])
         found, (told, *rest) = replies[: len(missing)], replies[len(missing) :]
+        early = draft.parts
         if told != [token.encode(), draft.name.encode()]:
-            return self._channel.read(key, parts, into)[0], rest
-        message = [{**draft.parts, **dict(zip(missing, found, strict=True))}[part] for part in range(parts)]
+            asked = [["HGET", key, part] for part in early]
+            early = dict(zip(early, self._channel.exchange(asked, [into[part] for part in early]), strict=True))
+        message = [{**early, **dict(zip(missing, found, strict=True))}[part] for part in range(parts)]
         return None if None in message else message, rest
 
     def read_weights(self, token: str, parts: int, into: Sequence[Blob] | None = None) -> list[Blob] | None:
@@ -349,6 +357,11 @@ class WorkerSession:
 
         Returns: the token of a version just published; else None (ask for a lease to learn more).
         """
+        tokens = self.announced(timeout_ms)
+        return tokens[-1] if tokens else None
+
+    def announced(self, timeout_ms: int) -> list[str]:
+        """As `wait`: the tokens of all versions published since the last call, oldest first."""
         return self._told(self._channel.exchange([self._blocked(timeout_ms)])[0])
 
     def wait_for(self, token: str, waiting: Waiting) -> Grant:
@@ -376,15 +389,14 @@ class WorkerSession:
         block = max(1, min(timeout_ms, BLOCK_MS))
         return ["XREAD", "BLOCK", block, "STREAMS", self.keys.versions(), self._last_id]
 
-    def _told(self, reply: Any) -> str | None:
-        """The token of the version that the last entry announces, if any."""
+    def _told(self, reply: Any) -> list[str]:
+        """The tokens of the versions that the new entries announce, oldest first."""
         if not reply:
-            return None
-        entries = reply if isinstance(reply, list) else [*reply.items()]
-        last_id, fields = entries[0][1][-1]
-        self._last_id = last_id.decode()
-        told = dict(pairs(fields))
-        return told[b"token"].decode() if b"token" in told else None
+            return []
+        entries = (reply if isinstance(reply, list) else [*reply.items()])[0][1]
+        self._last_id = entries[-1][0].decode()
+        told = [dict(pairs(fields)) for _, fields in entries]
+        return [one[b"token"].decode() for one in told if b"token" in one]
 
     @property
     def _own(self) -> str:

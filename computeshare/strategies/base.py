@@ -271,10 +271,10 @@ class Strategy(Part):
 
     @property
     def extra_vectors(self) -> int:
-        """Vectors of the model's size in a worker's memory besides `LEAST_VECTORS`: with a lag, the version read ahead
-        and the updates being sent.
+        """Vectors of the model's size in a worker's memory besides `LEAST_VECTORS`: with a lag, the two versions that
+        are held and the updates being sent.
         """
-        return 2 * self.lag
+        return 3 * self.lag
 
     def sent(self, values: Vector) -> Vector:
         """The values that a worker sends for a bucket of its update; `values` is not changed."""

@@ -1,10 +1,15 @@
 """Workers moved by hand that send an update bucket by bucket, and offer each bucket to the reducer."""
 
 import uuid
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from computeshare.codecs.messages import encode_update
 from computeshare.protocol.worker_session import Grant
+from computeshare.tasks.registry import task_of
+from computeshare.training.local_replica import LocalReplica
 from computeshare.types import Blob
 from computeshare.worker.seat.weights_receiver import Inbox
 from tests.support.job_reducer import Hand, Job
@@ -15,6 +20,9 @@ class Follower(Hand):
 
     def __init__(self, *about: Any) -> None:
         super().__init__(*about)
+        if inner := self.spec.strategy.inner:
+            instance = task_of(self.spec).instance(self.spec.seed, "train", Path())
+            self.replica = LocalReplica(instance, self.spec.plan, torch.device("cpu"), inner)
         self.inbox = Inbox(self.session, self.spec.codecs.down, self.layout)
 
     def pull(self) -> Grant:

@@ -29,7 +29,7 @@ ADAM = {"name": "Adam", "lr": 0.01}
 def spec_of(**changes: Any) -> JobSpec:
     values = {"dataset": "digits", "model": "mlp", "micro_batch": 16, "rounds": 6, "checkpoint_every": 3}
     values |= {"optimizer": ADAM, "evaluate_every": 0, "threads": 1}
-    return JobSpec.model_validate(values | changes)
+    return JobSpec.model_validate({name: value for name, value in (values | changes).items() if value is not None})
 
 
 Spoil = Callable[[list[Blob]], list[Blob]]

@@ -47,7 +47,7 @@ from computeshare.worker.recipe_consent import Consent
 from computeshare.worker.seat.bundle_fetch import fetched
 from computeshare.worker.seat.delay.delayed_loop import DelayedLoop
 from computeshare.worker.seat.delay.update_uploads import Uploads
-from computeshare.worker.seat.delay.version_reader import VersionReader
+from computeshare.worker.seat.delay.version_reader import KEPT, VersionReader
 from computeshare.worker.seat.drafts.draft_reader import DraftReader
 from computeshare.worker.seat.lease_keeper import LeaseKeeper
 from computeshare.worker.seat.link_benchmark import measure
@@ -220,7 +220,8 @@ class SeatSession:
         self._tell_compilation(devices.compilation)
         overlaps = self.spec.strategy.lag > 0
         drafts = self._drafts(layout)
-        inbox = Inbox(self.session, codecs.down, layout, None if overlaps else devices.room, drafts)
+        into, kept = (None, KEPT) if overlaps else (devices.room, 1)
+        inbox = Inbox(self.session, codecs.down, layout, into, drafts, kept)
         self.status.is_loaded = True
         self.teller.tell()  # from here on the worker lets the seat finish its work
         about = {"kind": kind_with(kind, devices), "memory_bytes": memory.needed_bytes}

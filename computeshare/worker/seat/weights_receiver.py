@@ -7,7 +7,7 @@ from functools import partial
 from computeshare.codecs.messages import add_delta, decode_weights, is_news, weights_parts, weights_room
 from computeshare.codecs.registry import CODECS, EXACT
 from computeshare.errors import CodecError
-from computeshare.protocol.worker_session import NO_DRAFT, Grant, Pulled, WorkerSession
+from computeshare.protocol.worker_session import NO_DRAFT, Draft, Grant, Pulled, WorkerSession
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.types import Blob, Vector
 from computeshare.worker.seat.drafts.draft_reader import DraftReader
@@ -27,14 +27,18 @@ class Inbox:
         layout: Layout,
         into: Vector | None = None,
         drafts: DraftReader | None = None,
+        kept: int = 1,
     ) -> None:
         """`into`: vector (d,) to decode the parameters of whole versions into; by default a new vector each. `drafts`:
-        reads parts of the next version while this one is computed on.
+        reads parts of the next version while this one is computed on. `kept`: how many of the last versions that were
+        fetched stay valid.
         """
         self._into, self._drafts = into, drafts
         self._session, self._codec, self._layout = session, CODECS[codec], layout
-        self._chained = self._codec.differences
-        self._room = weights_room(layout)
+        self.chained = self._codec.differences
+        """Whether versions are published as differences from the version before."""
+        self._rooms = [weights_room(layout) for _ in range(1 if self.chained else kept)]
+        """Memory to receive versions, in turn; differences are added to the version before, in new memory."""
         self._held: Weights | None = None
         self._token = ""
         """Token of the weights kept."""
@@ -46,7 +50,7 @@ class Inbox:
         """Number of parts of a version's weights."""
         self._is_news = is_news(layout)
         self.bytes = 0
-        """Bytes received."""
+        """Bytes received, those of drafts that were given up included."""
 
     @property
     def news(self) -> "Inbox | None":
@@ -56,35 +60,37 @@ class Inbox:
     def look_out(self, token: str) -> None:
         """Begin to read parts of the version after `token` as they are drafted, into memory that nothing else uses."""
         if self._drafts:
-            self._drafts.begin(token, self._room)
+            self._drafts.begin(token, self._rooms[0])
 
     def pull(self, token: str) -> tuple[Weights | None, Grant]:
         """A version's weights, None if they are gone, and a lease on its round. Raises CodecError."""
         self._settle()
         draft = self._drafts.take() if self._drafts else NO_DRAFT
-        if not self._chained:
-            message, grant = self._session.pull(token, self.parts, self._room, draft)
-            return None if message is None else self._whole(token, message), grant
-        pulled, grant = self._session.follow(self._token, token, self.parts, self._room, draft)
-        return None if pulled is None else self._followed(token, pulled), grant
+        self.bytes += draft.bytes
+        if not self.chained:
+            message, grant = self._session.pull(token, self.parts, self._rooms[0], draft)
+            return None if message is None else self._whole(token, message, draft), grant
+        pulled, grant = self._session.follow(self._token, token, self.parts, self._rooms[0], draft)
+        return None if pulled is None else self._followed(token, pulled, draft), grant
 
     def decoded(self, grant: Grant) -> Weights:
         """Decode the weights that came with the notice of a version. Raises CodecError."""
         self._settle()
-        if self._chained:
+        if self.chained:
             return self._followed(grant.token, Pulled(None, [grant.weights]))
         return self._whole(grant.token, grant.weights)
 
     def fetch(self, session: WorkerSession, token: str) -> Weights | None:
         """A version's weights, compared with its digest, over another session; None if they are gone. They are valid
-        until the next call. Raises CodecError: they are damaged.
+        until as many other versions have been fetched as are `kept`. Raises CodecError: they are damaged.
         """
         self._settle()
+        self._rooms.append(self._rooms.pop(0))
         weights: Weights | None = None
-        if self._chained:
-            if pulled := session.read_since(self._token, token, self.parts, self._room):
+        if self.chained:
+            if pulled := session.read_since(self._token, token, self.parts, self._rooms[0]):
                 weights = self._followed(token, pulled)
-        elif message := session.read_weights(token, self.parts, self._room):
+        elif message := session.read_weights(token, self.parts, self._rooms[0]):
             weights = self._whole(token, message)
         if weights is not None and not self.is_right():
             self.forget()
@@ -120,19 +126,23 @@ class Inbox:
             self._digest = token, self._hashing.result
         return weights
 
-    def _whole(self, token: str, message: Sequence[Blob]) -> Weights:
-        self.bytes += sum(map(len, message))
+    def _count(self, message: Sequence[Blob], draft: Draft) -> None:
+        """Count the bytes of a message, without the parts of `draft`, which are counted."""
+        self.bytes += sum(len(part) for part in message if not draft.holds(part))
+
+    def _whole(self, token: str, message: Sequence[Blob], draft: Draft = NO_DRAFT) -> Weights:
+        self._count(message, draft)
         return self._compare(token, decode_weights(self._codec, message, self._layout, self._into))
 
-    def _followed(self, token: str, pulled: Pulled) -> Weights:
+    def _followed(self, token: str, pulled: Pulled, draft: Draft = NO_DRAFT) -> Weights:
         """Decode a version from a snapshot or the weights kept, and its differences; keep the result."""
         weights = self._held
         if pulled.whole:
-            self.bytes += sum(map(len, pulled.whole))
+            self._count(pulled.whole, draft)
             weights = decode_weights(EXACT, pulled.whole, self._layout)
         assert weights is not None  # the broker sends differences only from weights kept here
         for message in pulled.deltas:
-            self.bytes += sum(map(len, message))
+            self._count(message, draft)
             weights = add_delta(self._codec, message, self._layout, weights)
         self._held, self._token = weights, token
         return self._compare(token, weights)

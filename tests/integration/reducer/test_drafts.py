@@ -11,11 +11,14 @@ from computeshare.codecs.messages import add_delta, decode_weights, encode_updat
 from computeshare.codecs.registry import CODECS, EXACT
 from computeshare.errors import LostClaim
 from computeshare.protocol.reducer_session import ReducerSession
-from computeshare.protocol.worker_session import Draft
+from computeshare.protocol.worker_session import Draft, WorkerSession
 from computeshare.reducer.drafts import round_draft
 from computeshare.tensors import layout
+from computeshare.worker.seat.drafts.draft_reader import DraftReader
+from computeshare.worker.seat.weights_receiver import Inbox
 from tests.support.drafts import Follower, Sending, follow
 from tests.support.job_reducer import ADAM, Job, spec_of
+from tests.support.wait import wait_until
 
 MOMENTUM = {"name": "SGD", "lr": 0.05, "momentum": 0.9}
 BUCKETS = 4
@@ -25,6 +28,11 @@ JOBS: dict[str, dict[str, Any]] = {
     "int8": {"codec": {"up": "int8", "down": "int8"}, "optimizer": MOMENTUM, "schedule": {"name": "cosine"}},
     "lowrank": {"codec": {"up": "float16", "down": "lowrank2"}, "optimizer": {"name": "NAdam", "lr": 0.01}},
     "average": {"codec": {"up": "float16", "down": "int8"}, "ema": 0.5, "decay": "matrices"},
+    "local": {
+        "strategy": {"kind": "local", "inner_steps": 2, "replicas": 4},
+        "codec": {"up": "int8", "down": "int8"},
+        "optimizer": None,
+    },
     "median": {"strategy": {"kind": "sync", "combine": "median"}, "optimizer": MOMENTUM},
 }
 
@@ -50,7 +58,7 @@ def drafted(job: Job) -> list[tuple[str, int]]:
 def leased(*hands: Follower) -> list[Sending]:
     """The updates of all units of a round, by these hands."""
     grants = [(hand, hand.pull()) for hand in hands]
-    while sum(len(grant.micro_batches) for _, grant in grants) < hands[0].spec.micro_batches_per_round:
+    while sum(len(grant.micro_batches) for _, grant in grants) < hands[0].spec.plan.units_per_round:
         grants += [(hand, hand.session.lease(grants[0][1].token)) for hand in hands]
     return [Sending(hand, grant) for hand, grant in grants if grant.micro_batches]
 
@@ -80,7 +88,8 @@ def test_a_version_is_the_same_bits_whether_it_was_drafted_or_not(name: str, sta
     whole, early = start(**JOBS[name]), start(**JOBS[name])
     hands, plain = [follow(early, "a"), follow(early, "b")], follow(whole, "solo")
     for _ in range(4):
-        whole.round(plain)
+        assert {sending.submit() for sending in leased(plain)} == {"accepted"}
+        whole.reducer.advance()
         send_early(early, hands)
         assert early.digest() == whole.digest()
     assert early.finish(*hands) == whole.finish(plain)
@@ -260,6 +269,32 @@ def test_a_worker_reads_only_the_parts_that_its_draft_lacks(start: Callable[...,
     assert message is not None and grant.micro_batches
     assert hand.layout.digest(decode_weights(hand.down, message, hand.layout))[:16] == job.digest()
     assert hand.session.pull(token, count, room, Draft("", "0" * 32, draft.parts))[0] is None
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_bytes_of_drafts_are_counted_once_and_also_where_they_are_given_up(
+    start: Callable[..., Job], given_up: bool
+) -> None:
+    job = start(**JOBS["float32"])
+    hand = follow(job, "a")
+    own = WorkerSession(job.redis, job.job_id, "a", hand.session.session_id)
+    with DraftReader(own) as drafts:
+        inbox = Inbox(hand.session, "float32", hand.layout, drafts=drafts)
+        sending = Sending(hand, hand.pull())
+        inbox.look_out(sending.token)
+        sending.offer(3, 2)
+        job.reducer.advance()
+        wait_until(lambda: drafts._parts.keys() == {2, 3}, 5)
+        drafted = sum(map(len, drafts._parts.values()))
+        if given_up:  # another submission counts
+            sending.nonce, sending.staged = "another", set()
+        assert sending.submit() == "accepted"
+        job.reducer.advance()
+        token = str(job.store.read().token)  # type: ignore[union-attr]
+        weights, _ = inbox.pull(token)
+    whole = sum(map(len, job.redis.hvals(job.store.keys.weights(token))))
+    assert weights is not None and inbox.is_right() and bool(draft_of(job)) != given_up
+    assert inbox.bytes == whole + given_up * drafted
 
 
 def test_a_late_reducer_publishes_no_parts(start: Callable[..., Job]) -> None:

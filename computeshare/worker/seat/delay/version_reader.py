@@ -12,17 +12,26 @@ from computeshare.tensors.layout import Weights
 from computeshare.worker.seat.weights_receiver import Inbox
 
 WAIT_MS = 1000
+KEPT = 2
+"""Versions to keep: a round's units are computed on the version before the newest, the next round's on the newest."""
 log = structlog.get_logger()
 
 
 class VersionReader:
-    """Holds the newest version that it has read and checked; other versions are read when they are asked for."""
+    """Holds the newest two versions that it has read and checked; others are read when they are asked for.
+
+    Of differences, a version older than the newest could only be had again by way of a whole snapshot.
+    """
 
     def __init__(self, session: WorkerSession, inbox: Inbox) -> None:
-        """`session`: for the thread alone."""
+        """`session`: for the thread alone; `inbox`: keeps `KEPT` versions."""
         self._session, self._inbox = session, inbox
-        self._held: tuple[str, Weights] | None = None
-        self._lock = threading.Lock()  # of the inbox and what is held
+        self._held: dict[str, Weights] = {}
+        """By token, in the order in which they were read."""
+        self._holding = threading.Lock()  # of what is held, also while it is loaded
+        self._reading = threading.Lock()  # of the inbox; taken before `_holding`
+        self._useful = KEPT if inbox.chained else 1
+        """How many new versions to read: of differences the one before the newest is needed anyway."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="versions", daemon=True)
 
@@ -47,37 +56,47 @@ class VersionReader:
     def give(self, session: WorkerSession, token: str, load: Callable[[Weights], object]) -> bool:
         """Pass a version's weights, which are valid during the call, to `load`; False if they are gone.
 
-        Waits for the version that the thread is reading. Raises CodecError: they are damaged.
+        Waits for the version that the thread is reading, unless the one asked for is held. Raises CodecError: they are
+        damaged.
 
         Args:
-            session: to read the version with, if it is not the one that is held.
+            session: to read the version with, if it is not held.
         """
-        with self._lock:
-            weights = self._read(session, token)
-            if weights is not None:
-                load(weights)
-            return weights is not None
+        if self._give_held(token, load):
+            return True
+        with self._reading:
+            self._read(session, token)
+            return self._give_held(token, load)
 
     def forget(self) -> None:
         """Discard what is held: the next version starts from a whole snapshot."""
-        with self._lock:
-            self._held = None
+        with self._reading, self._holding:
+            self._held.clear()
             self._inbox.forget()
 
-    def _read(self, session: WorkerSession, token: str) -> Weights | None:
-        if self._held and self._held[0] == token:
-            return self._held[1]
-        self._held = None  # its memory may be written anew
+    def _give_held(self, token: str, load: Callable[[Weights], object]) -> bool:
+        with self._holding:
+            if (weights := self._held.get(token)) is None:
+                return False
+            load(weights)
+            return True
+
+    def _read(self, session: WorkerSession, token: str) -> None:
+        """Read a version, unless it is held."""
+        if token in self._held:
+            return
+        with self._holding:  # the memory of those before may be written anew
+            self._held = dict([*self._held.items()][1 - KEPT :])
         weights = self._inbox.fetch(session, token)
-        self._held = (token, weights) if weights is not None else None
-        return weights
+        if weights is not None:
+            with self._holding:
+                self._held[token] = weights
 
     def _run(self) -> None:
         while not self.is_over:
             try:
-                token = self._session.wait(WAIT_MS)
-                if token:
-                    with self._lock:
+                for token in self._session.announced(WAIT_MS)[-self._useful :]:
+                    with self._reading:
                         self._read(self._session, token)
             except Interrupted:
                 return

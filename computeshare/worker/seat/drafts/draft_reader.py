@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import structlog
 from redis.exceptions import RedisError
@@ -26,6 +27,8 @@ class DraftReader:
         self._wanted, self._over = threading.Event(), threading.Event()
         self._token, self._room = "", list[Blob]()
         self._name, self._parts = "", dict[int, Blob]()
+        self._bytes = 0
+        """Bytes read since the last `take`."""
         self._thread = threading.Thread(target=self._run, name="drafts", daemon=True)
 
     @property
@@ -58,7 +61,8 @@ class DraftReader:
         self._wanted.clear()
         with self._lock:
             draft = Draft(self._token, self._name, self._parts) if self._parts else NO_DRAFT
-            self._token, self._name, self._parts = "", "", {}
+            draft = replace(draft, bytes=self._bytes)
+            self._token, self._name, self._parts, self._bytes = "", "", {}, 0
             return draft
 
     def _run(self) -> None:
@@ -82,4 +86,6 @@ class DraftReader:
                 self._name, self._parts = mine[-1][0], {}
             parts = sorted({part for name, part in mine if name == self._name} - self._parts.keys(), reverse=True)
             found = self._session.read_draft(self._name, parts, [self._room[part] for part in parts])
-            self._parts |= {part: blob for part, blob in zip(parts, found, strict=True) if blob is not None}
+            there = {part: blob for part, blob in zip(parts, found, strict=True) if blob is not None}
+            self._parts |= there
+            self._bytes += sum(map(len, there.values()))

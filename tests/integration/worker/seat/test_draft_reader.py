@@ -42,6 +42,7 @@ def test_a_newer_draft_takes_the_place_of_one_that_was_given_up(reader: DraftRea
     wait_until(lambda: reader._name == "b" * 32, 5)
     draft = reader.take()
     assert {part: bytes(blob) for part, blob in draft.parts.items()} == {1: b"new 1"}
+    assert draft.bytes == len(b"old 1" + b"old 2" + b"new 1") and reader.take().bytes == 0
 
 
 def test_parts_of_another_version_or_of_none_are_left_out(reader: DraftReader, reducer: ReducerSession) -> None:

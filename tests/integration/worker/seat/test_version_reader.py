@@ -1,0 +1,53 @@
+"""Versions that a seat reads while it computes, of which the newest two are kept."""
+
+from collections.abc import Callable
+
+import pytest
+
+from computeshare.protocol.worker_session import WorkerSession
+from computeshare.types import Token
+from computeshare.worker.seat.delay.version_reader import KEPT, VersionReader
+from computeshare.worker.seat.weights_receiver import Inbox
+from tests.support.job_reducer import Hand, Job
+from tests.support.wait import wait_until
+
+
+def advance(job: Job, hand: Hand, inbox: Inbox) -> Token:
+    """The next version, of updates that the hand computes on the versions that its leases name."""
+    while (grant := hand.session.lease("")).answer == "leased":
+        weights = inbox.fetch(hand.session, grant.token)
+        assert weights is not None
+        hand.replica.load(weights)
+        assert hand.send(grant) == "accepted"
+    job.reducer.advance()
+    state = job.store.read()
+    assert state is not None
+    return state.token
+
+
+@pytest.mark.parametrize("codec", ["float32", "int8", "lowrank2"])
+def test_the_version_before_the_newest_is_given_without_being_read_again(start: Callable[..., Job], codec: str) -> None:
+    job = start(strategy={"kind": "sync", "delay": 1}, codec={"up": "float16", "down": codec})
+    hand = job.hand("a")
+    inbox = Inbox(hand.session, codec, hand.layout)
+    own = WorkerSession(job.redis, job.job_id, "a", hand.session.session_id)
+    with VersionReader(own, Inbox(own, codec, hand.layout, kept=KEPT)) as versions:
+        for _ in range(4):
+            before, newest = job.store.read().token, advance(job, hand, inbox)  # type: ignore[union-attr]
+            wait_until(lambda token=str(newest): token in versions._held, 5)
+            read, given = versions.bytes, list[str]()
+            for token in (before, newest, before):
+                assert versions.give(hand.session, str(token), lambda w: given.append(hand.layout.digest(w)[:16]))
+            assert given == [before.digest16, newest.digest16, before.digest16]
+            assert versions.bytes == read and len(versions._held) == KEPT
+
+
+def test_of_differences_two_versions_that_came_at_once_are_both_kept(start: Callable[..., Job]) -> None:
+    job = start(strategy={"kind": "sync", "delay": 1}, codec={"up": "int8", "down": "int8"})
+    hand = job.hand("a")
+    inbox = Inbox(hand.session, "int8", hand.layout)
+    tokens = [str(advance(job, hand, inbox)) for _ in range(3)]
+    own = WorkerSession(job.redis, job.job_id, "a", hand.session.session_id)
+    with VersionReader(own, Inbox(own, "int8", hand.layout, kept=KEPT)) as versions:
+        wait_until(lambda: tokens[-1] in versions._held, 5)
+        assert [*versions._held] == tokens[-2:]
