@@ -28,6 +28,8 @@ FREE_STEPS = 50
 """Inner steps that cost next to no accuracy, as measured: up to so many, a less lossy pair is worth more steps; beyond,
 fewer steps are worth a lossier pair.
 """
+FAITHFUL_STEPS = 100
+"""Inner steps beyond which error feedback costs less accuracy, as measured, than more steps: 200 cost twice as much."""
 MOST_STEPS = 500
 """Most inner steps to choose: with more, replicas drift apart."""
 
@@ -64,9 +66,9 @@ def choose_codecs(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Choice:
     there is none, the first with which a round takes hardly longer than with the pair that takes least (`SLACK`).
 
     If the strategy's inner steps may grow, the job's own are the minimum. If no pair without error feedback suffices
-    with them, the steps grow: first with that of these pairs that needs the fewest; then with the others, whose results
-    depend on which workers take part: the least lossy that needs at most `FREE_STEPS`, else the one that needs the
-    fewest.
+    with them, the steps grow: first with that of these pairs that needs the fewest, up to `FAITHFUL_STEPS`; then with
+    the others, whose results depend on which workers take part: the least lossy that needs at most `FREE_STEPS`, else
+    the one that needs the fewest.
 
     Args:
         measured: one measurement for each worker that will take part; at least one.
@@ -87,10 +89,12 @@ def _choices(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Iterator[Choice
     most = max(fewest, min(MOST_STEPS, math.ceil(spec.plan.micro_batches_per_epoch / units)))
     faithful = [pair for pair in pairs if not CODECS[pair.up].residual]
     yield from (_judged(spec, pair, fewest, measured) for pair in faithful)
-    for group, free in (faithful, fewest), (pairs[len(faithful) :], FREE_STEPS):
-        needed = [max(fewest, *(_steps(spec, pair, one, len(measured)) for one in measured)) for pair in group]
-        for steps, pair in sorted(zip(needed, group, strict=True), key=lambda one: max(free, one[0])):
-            yield _judged(spec, pair, _even(spec, units, min(steps, most), most), measured)
+    needed = {pair: max(fewest, *(_steps(spec, pair, one, len(measured)) for one in measured)) for pair in pairs}
+    soon = [pair for pair in faithful if needed[pair] <= max(fewest, FAITHFUL_STEPS)]
+    late = [pair for pair in faithful if pair not in soon]
+    for group, free in (soon, fewest), (pairs[len(faithful) :], FREE_STEPS), (late, fewest):
+        for pair in sorted(group, key=lambda one: max(free, needed[one])):
+            yield _judged(spec, pair, _even(spec, units, min(needed[pair], most), most), measured)
 
 
 def _even(spec: JobSpec, replicas: int, steps: int, most: int) -> int:

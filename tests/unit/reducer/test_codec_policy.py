@@ -8,7 +8,15 @@ import pytest
 from computeshare.codecs.measured_link import Coded, MeasuredLink
 from computeshare.codecs.registry import CANDIDATES, CODECS
 from computeshare.jobspec.spec import CodecSpec, JobSpec
-from computeshare.reducer.codec_policy import FREE_STEPS, IDLE, MOST_STEPS, PLANNED, SENDING, choose_codecs
+from computeshare.reducer.codec_policy import (
+    FAITHFUL_STEPS,
+    FREE_STEPS,
+    IDLE,
+    MOST_STEPS,
+    PLANNED,
+    SENDING,
+    choose_codecs,
+)
 
 RESNET = 44_700_000
 RATIOS = {
@@ -60,10 +68,10 @@ SYNC = {
     "gpt, 350 M": "1/1 1/1 1/1 1/1 1/1 1/1 1/1 1/1 4/4",
 }
 LOCAL = {
-    "lenet5": "i4/8x467 i4/8x187 i4/8x85 i4/8x47 i4/8x20 i4/i4x20 i8/i8x20 f16/f16x20 f16/f32x20",
-    "resnet18": "1/1x156 1/1x55 2/2x47 i4/8x467 i4/8x156 i4/8x78 i4/8x39 i4/8x20 i4/i4x20",
-    "resnet18 on a GPU": "1/1x500 1/1x500 1/1x500 1/1x311 1/1x117 1/1x55 2/2x47 i4/8x311 i4/8x156",
-    "gpt, 350 M": "1/1x234 1/1x85 1/1x47 2/2x36 i4/8x311 i4/8x134 i4/8x67 i4/8x24 i4/8x20",
+    "lenet5": "4/4x47 8/8x39 i4/8x85 i4/8x47 i4/8x20 i4/i4x20 i8/i8x20 f16/f16x20 f16/f32x20",
+    "resnet18": "1/1x156 1/1x55 2/2x47 4/4x47 8/8x36 i4/8x78 i4/8x39 i4/8x20 i4/i4x20",
+    "resnet18 on a GPU": "1/1x500 1/1x500 1/1x500 1/1x311 1/1x117 1/1x55 2/2x47 4/4x36 8/8x36",
+    "gpt, 350 M": "1/1x234 1/1x85 1/1x47 2/2x36 4/4x36 8/8x36 i4/8x67 i4/8x24 i4/8x20",
 }
 """The choices for these links: the codecs up and down (a number: a low rank), and the inner steps."""
 
@@ -141,13 +149,13 @@ def test_where_coding_takes_longer_than_sending_nothing_is_given_up_for_fewer_by
 
 
 def test_replicas_take_as_many_steps_as_keep_the_link_free() -> None:
-    choice = choose_codecs(local(), [measured(20, size=0.9)] * 2)
+    choice = choose_codecs(local(), [measured(84, size=0.9)] * 2)
     assert choice.codec == CodecSpec(up="int4", down="lowrank8") and choice.inner_steps is not None
-    sending = 0.9 * BOTH_WAYS / 2.5e6
+    sending = 0.9 * BOTH_WAYS / 10.5e6
     assert sending / (sending + 0.1 * choice.inner_steps) <= PLANNED
     assert sending / (sending + 0.1 * 0.7 * choice.inner_steps) > PLANNED
-    assert idle(choice.inner_steps, 2) <= IDLE < idle(344, 2)  # which would have sufficed
-    assert "int4 up and lowrank8 down and" in choice.reason and "20 Mbit/s" in choice.reason
+    assert idle(choice.inner_steps, 2) <= IDLE < idle(82, 2)  # which would have sufficed
+    assert "int4 up and lowrank8 down and" in choice.reason and "84 Mbit/s" in choice.reason
     assert "depend on which" not in choice.reason
 
 
@@ -156,6 +164,17 @@ def test_up_to_fifty_steps_precision_counts_beyond_them_steps(mbit_s: float, up:
     choice = choose_codecs(local(), [measured(mbit_s)] * 2)
     assert choice.codec.up == up and choice.inner_steps is not None
     assert (choice.inner_steps <= FREE_STEPS) == (up != "lowrank1")
+
+
+@pytest.mark.parametrize("mbit_s", [16, 40, 60])
+def test_before_a_hundred_steps_are_exceeded_updates_are_sent_with_error_feedback(mbit_s: float) -> None:
+    one = measured(mbit_s)
+    choice = choose_codecs(local(), [one] * 2)
+    assert CODECS[choice.codec.up].residual and choice.inner_steps and choice.inner_steps <= FREE_STEPS
+    known = {name: coded for name, coded in one.messages.items() if not CODECS[name].residual}
+    older = choose_codecs(local(), [one.model_copy(update={"messages": known})] * 2)
+    assert older.codec == CodecSpec(up="int4", down="int4")
+    assert older.inner_steps and FAITHFUL_STEPS < older.inner_steps <= MOST_STEPS
 
 
 def idle(steps: int, replicas: int) -> float:
@@ -168,8 +187,8 @@ def idle(steps: int, replicas: int) -> float:
 
 def test_steps_with_which_an_epoch_is_made_of_whole_rounds_already_stay_as_they_are() -> None:
     needed = 0.6 * BOTH_WAYS * (1 / PLANNED - 1) / 0.1 / 125_000
-    choice = choose_codecs(local(replicas=4), [measured(needed / 235, size=0.6)] * 4)
-    assert choice.inner_steps in (235, 236) and idle(choice.inner_steps, 4) <= IDLE
+    choice = choose_codecs(local(replicas=4), [measured(needed / 94, size=0.6)] * 4)
+    assert choice.inner_steps in (94, 95) and idle(choice.inner_steps, 4) <= IDLE
 
 
 def test_a_jobs_own_inner_steps_are_the_fewest() -> None:
@@ -190,9 +209,9 @@ def test_no_more_steps_than_an_epoch_has() -> None:
 
 def test_steps_that_no_epoch_divides_into_stay_as_they_are_needed() -> None:
     spec = local(dataset="digits", model="mlp", inner_steps=2, replicas=1, micro_batch=2)  # 719 in an epoch
-    size = 48.35 * PLANNED / (1 - PLANNED) * 2.5e6 / BOTH_WAYS  # for what 483.5 steps take
+    size = 9.65 * PLANNED / (1 - PLANNED) * 2.5e6 / BOTH_WAYS  # for what 96.5 steps take
     choice = choose_codecs(spec, [measured(20, size=size)])
-    assert choice.inner_steps == 484 and choice.sending == pytest.approx(PLANNED, rel=0.01)
+    assert choice.inner_steps == 97 and choice.sending == pytest.approx(PLANNED, rel=0.01)
 
 
 def test_a_worker_with_several_replicas_sends_for_each() -> None:
