@@ -19,10 +19,12 @@ class Feedback:
     def __init__(self, codecs: Sequence[Codec], sizes: Sequence[int]) -> None:
         """Start with a residual of zeros. For each bucket, its codec and its number of values."""
         self._codecs = codecs
-        self._owed = np.zeros(sum(sizes), np.float32)
-        self._buckets = np.split(self._owed, np.cumsum(sizes)[:-1])
+        self._owed = [np.zeros(size, np.float32) for size in sizes]
+        self._marked = [np.zeros(size, np.float32) for size in sizes]
+        """For each bucket encoded since the last `mark`, its residual then; for others, memory for the next."""
+        self._changed = set(range(len(sizes)))
+        """The buckets encoded since the last `mark`."""
         self._decoded = np.empty(max(sizes, default=0), np.float32)
-        self._marked = np.zeros_like(self._owed)
 
     def encode(self, bucket: int, values: Vector, seed: int = 0, compress: bool = True) -> bytes:
         """Encode a bucket's values plus its residual as one blob, and keep the difference as the new residual.
@@ -30,8 +32,11 @@ class Feedback:
         Non-finite values are sent, since the receiver judges them, but the bucket's residual is then set to zero:
         otherwise it would stay non-finite for ever.
         """
-        owed, codec = self._buckets[bucket], self._codecs[bucket]
-        owed += values
+        before, codec = self._owed[bucket], self._codecs[bucket]
+        if bucket not in self._changed:
+            self._swap(bucket)
+            self._changed.add(bucket)
+        owed = np.add(before, values, out=self._owed[bucket])
         blob = codec.encode(owed, seed, compress)
         with np.errstate(invalid="ignore"):
             owed -= codec.decode(blob, owed.size, self._decoded[: owed.size])
@@ -40,13 +45,18 @@ class Feedback:
         return blob
 
     def residual(self, bucket: int) -> Vector:
-        """A bucket's residual, as a view that the next `encode` changes."""
-        return self._buckets[bucket]
+        """A bucket's residual, as a view that is valid until the next `encode`."""
+        return self._owed[bucket]
 
     def mark(self) -> None:
         """Save the residual for `go_back`."""
-        np.copyto(self._marked, self._owed)
+        self._changed.clear()
 
     def go_back(self) -> None:
         """Restore the residual of the last `mark`: the updates encoded since then did not count."""
-        np.copyto(self._owed, self._marked)
+        for bucket in self._changed:
+            self._swap(bucket)
+        self._changed.clear()
+
+    def _swap(self, bucket: int) -> None:
+        self._owed[bucket], self._marked[bucket] = self._marked[bucket], self._owed[bucket]
