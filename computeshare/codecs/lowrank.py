@@ -106,6 +106,7 @@ class LowRank:
     def decode(self, blob: Blob, size: int, out: Vector | None = None) -> Vector:
         import torch
 
+        torch.get_num_threads()  # until a thread has asked, its products use all processors, not as many as were set
         matrices, others = self._split(size)
         body, rest = frame.split(blob, 2)
         scales, shifts, levels = self._parts(frame.unpack(body, self._factor_bytes(matrices)), len(matrices))
