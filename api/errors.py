@@ -12,6 +12,11 @@ class NotFound(ComputeShareError):
     """There is no such job, checkpoint, worker, webhook or page."""
 
 
+def no_job(job_id: str) -> NotFound:
+    """The error of a job's id that no job has."""
+    return NotFound(f"there is no job {job_id}: `computeshare jobs list` shows those that there are")
+
+
 class Conflict(ComputeShareError):
     """The present state forbids the request, such as pausing a job that has ended."""
 

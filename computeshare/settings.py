@@ -19,6 +19,7 @@ from computeshare.errors import NoToken, SettingsError, Unreachable
 from computeshare.runtime.database_file import DatabaseFile
 from computeshare.runtime.private_files import write_private
 from computeshare.runtime.signatures import PUBLIC_KEY, SigningKey
+from computeshare.types import plain_message
 
 EVERYWHERE = frozenset({"0.0.0.0", "::"})
 """Wildcard addresses: a server can listen on them, but a client cannot connect to them."""
@@ -116,7 +117,7 @@ class Settings(BaseSettings):
         try:
             return cls(**values)
         except ValidationError as error:
-            told = (f"COMPUTESHARE_{str(one['loc'][0]).upper()}: {one['msg']}" for one in error.errors())
+            told = (f"COMPUTESHARE_{str(one['loc'][0]).upper()}: {plain_message(one['msg'])}" for one in error.errors())
             raise SettingsError("\n".join(told)) from error
 
     @property

@@ -64,3 +64,23 @@ def plain(value: object, lines: bool = False) -> str:
     """A value as text, safe for a terminal: unprintable characters are replaced, also newlines unless `lines`."""
     kept = "\n\t" if lines else ""
     return "".join(c if c.isprintable() or c in kept else "\N{REPLACEMENT CHARACTER}" for c in str(value))
+
+
+_PLAIN = (
+    (re.compile(r"^Value error, "), ""),
+    (re.compile(r"^(Input|String|List|Tuple|Set|Dictionary|Value) should "), "must "),
+    (re.compile(r", unable to (parse|interpret) .*"), ""),
+    (re.compile(r"\ba valid boolean"), "true or false"),
+    (re.compile(r"\ba valid (?=[aeio])"), "an "),
+    (re.compile(r"\ba valid "), "a "),
+    (re.compile(r"\bgreater than or equal to "), "at least "),
+    (re.compile(r"\bless than or equal to "), "at most "),
+)
+"""Words of pydantic, and what is said in their place."""
+
+
+def plain_message(message: str) -> str:
+    """A message of pydantic in the words of the command line: "must be at least 1"."""
+    for words, said in _PLAIN:
+        message = words.sub(said, message)
+    return message

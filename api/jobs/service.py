@@ -21,7 +21,7 @@ from api.access.caller import author
 from api.database import Database, now_ms
 from api.dataset_facts import NoOwnDatasets, OwnDatasets
 from api.epsilon import epsilon
-from api.errors import Conflict, InvalidFields, KeyReused, NotFound
+from api.errors import Conflict, InvalidFields, KeyReused, NotFound, no_job
 from api.jobs.cursors import next_cursor, page
 from api.jobs.job_list import ORDERS, Chosen
 from api.recipes.trials import RecipeTrials
@@ -177,7 +177,7 @@ class Jobs:
         with self._database.read() as session:
             found = session.scalar(select(col(Job.revision)).where(col(Job.id) == job_id))
         if found is None:
-            raise NotFound(f"there is no job {job_id}")
+            raise no_job(job_id)
         return -found - 1 if self._obstacle() else found
 
     def list(
@@ -356,7 +356,7 @@ def find(session: Session, job_id: str) -> Job:
     """The job's row. Raises NotFound."""
     job = session.get(Job, job_id)
     if job is None:
-        raise NotFound(f"there is no job {job_id}")
+        raise no_job(job_id)
     return job
 
 
@@ -470,7 +470,7 @@ def _jobs() -> Select[Any]:
 def _show(session: Session, job_id: str) -> JobPublic:
     row = session.execute(_jobs().where(col(Job.id) == job_id)).one_or_none()
     if row is None:
-        raise NotFound(f"there is no job {job_id}")
+        raise no_job(job_id)
     return _public(row)
 
 

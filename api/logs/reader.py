@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from sqlmodel import col
 
 from api.database import Database, now_ms
-from api.errors import NotFound
+from api.errors import no_job
 from api.jobs.service import find
 from api.schemas import LogLinePublic, LogPage
 from api.tables import Job, LogLine
@@ -68,7 +68,7 @@ class Logs:
             state = select(col(Job.status), col(Job.started_ms), col(Job.finished_ms)).where(col(Job.id) == job_id)
             job = session.execute(state).one_or_none()
             if job is None:
-                raise NotFound(f"there is no job {job_id}")
+                raise no_job(job_id)
             newest = session.scalar(select(func.max(col(LogLine.id))).where(col(LogLine.job_id) == job_id)) or 0
             if newest <= last:
                 return News([], last, job.status if _is_over(job.status, job.started_ms, job.finished_ms) else None)

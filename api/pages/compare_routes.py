@@ -54,7 +54,7 @@ def compare(request: Request, services: ServicesDep, views: ViewsDep, ids: Ids =
             found = _compared(services, chosen)
             data, tables = _data(views, chosen), [views.table(job_id) for job_id in chosen]
     except NotFound as error:
-        return _refused(request, "These jobs cannot be compared", str(error))
+        return _refused(request, "These jobs cannot be compared", str(error).partition(":")[0])
     return render(
         request,
         "compare.html",

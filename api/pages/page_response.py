@@ -55,7 +55,7 @@ class PageRoute(APIRoute):
             try:
                 return await handle(request)
             except NotFound as error:
-                heading = str(error)
+                heading = str(error).partition(":")[0]  # what follows is said to the command line
                 return missing(request, heading[:1].upper() + heading[1:], "It may have been deleted.")
             except BadCursor as error:
                 return missing(request, "There is no such page", str(error))

@@ -7,6 +7,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from computeshare.types import plain_message
+
 _BRANCH = re.compile(r"literal\[.*\]|constrained-\w+|int|float|str|bool")
 """What pydantic puts into an error's place to name a branch of a union, which is no field of anybody's."""
 _OBJECT = "send a JSON object"
@@ -18,17 +20,6 @@ _IN_JSON = {
     "model_attributes_type": _OBJECT,
 }
 """What to say in place of pydantic's messages, by the type of error."""
-_PLAIN = (
-    (re.compile(r"^Value error, "), ""),
-    (re.compile(r"^(Input|String|List|Tuple|Set|Dictionary|Value) should "), "must "),
-    (re.compile(r", unable to (parse|interpret) .*"), ""),
-    (re.compile(r"\ba valid boolean"), "true or false"),
-    (re.compile(r"\ba valid (?=[aeio])"), "an "),
-    (re.compile(r"\ba valid "), "a "),
-    (re.compile(r"\bgreater than or equal to "), "at least "),
-    (re.compile(r"\bless than or equal to "), "at most "),
-)
-"""What is said in their messages in place of these words."""
 
 
 class Part(BaseModel):
@@ -48,13 +39,6 @@ def missing(title: str, *fields: str) -> ValidationError:
     """The ValidationError of fields that must be given."""
     lines = [InitErrorDetails(type="missing", loc=(field,), input=None) for field in fields]
     return ValidationError.from_exception_data(title, lines)
-
-
-def plain_message(message: str) -> str:
-    """A message of pydantic in the words of the command line: "must be at least 1"."""
-    for words, said in _PLAIN:
-        message = words.sub(said, message)
-    return message
 
 
 def plain_errors(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -23,8 +23,9 @@ from computeshare.errors import (
     Unreachable,
     VersionError,
 )
-from computeshare.jobspec.part import plain_errors, plain_message
+from computeshare.jobspec.part import plain_errors
 from computeshare.terminal.output import plain
+from computeshare.types import plain_message
 
 FAILED, USAGE, NO_SERVER, NOT_ALLOWED, OTHER_VERSION = 1, 2, 3, 4, 5
 REMOVED = 6

@@ -386,7 +386,10 @@ def raise_for_problem(response: httpx2.Response) -> None:
     body = body if isinstance(body, dict) else {}
     detail = str(body.get("detail") or body.get("title") or f"{response.status_code} {response.reason_phrase}")
     if response.status_code == 401:
-        detail += ": set COMPUTESHARE_TOKEN to the control plane's token (the file HOME/token on its machine)"
+        detail = (
+            "the control plane got no token that it knows: set COMPUTESHARE_TOKEN to what `computeshare token` prints "
+            "on its machine"
+        )
     raise Problem(detail, response.status_code, list(_field_errors(body.get("errors"))))
 
 

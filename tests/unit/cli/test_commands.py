@@ -582,7 +582,7 @@ def test_the_help_names_first_what_a_newcomer_needs_and_is_shown_without_words(
 ) -> None:
     assert run(app, []) == 2
     shown = capsys.readouterr()
-    names = re.findall(r"^\W+([a-z]+)  ", shown.out, re.MULTILINE)
+    names = re.findall(r"^\u2502 ([a-z]+)  ", shown.out, re.MULTILINE)
     assert names[:4] == ["up", "status", "open", "worker"] and {"jobs", "workers"} < set(names) and shown.err == ""
     assert run(app, ["export", "--help"]) == 0
     assert "computeshare[onnx]" in capsys.readouterr().out

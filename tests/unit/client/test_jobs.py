@@ -85,7 +85,7 @@ def test_where_no_control_plane_is_known_it_says_what_to_start(bare: Path, monke
     with pytest.raises(SettingsError, match="http://HOST:PORT"):
         ComputeShare("nonsense")
     monkeypatch.setenv("COMPUTESHARE_APPENDONLY", "perhaps")
-    with pytest.raises(SettingsError, match="COMPUTESHARE_APPENDONLY: Input should be a valid boolean"):
+    with pytest.raises(SettingsError, match="COMPUTESHARE_APPENDONLY: must be true or false"):
         ComputeShare()
 
 

@@ -102,7 +102,7 @@ def test_the_database_with_the_secrets_is_its_owners_alone(client: TestClient, t
         ({"url": "http://nowhere.invalid/"}, "url", "is not known here"),
         ({"url": "gopher://8.8.8.8/"}, "url", "https://example.com/hook"),
         ({"url": "http://u:p@8.8.8.8/"}, "url", "must not contain"),
-        ({"url": 5}, "url", "valid string"),
+        ({"url": 5}, "url", "must be a string"),
         ({"events": []}, "events", "at least 1"),
         ({"events": ["exploded"]}, "events.0", "'completed'"),
         ({"job_id": "nosuch00"}, "job_id", "no such job"),
