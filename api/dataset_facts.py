@@ -55,7 +55,8 @@ def completed(spec: JobSpec, data_dir: Path, own: OwnDatasets) -> JobSpec:
     try:
         args = hugging_face.completed(spec.dataset, spec.dataset_args, data_dir)
     except DatasetError as error:
-        raise InvalidFields.at(f"{spec.dataset}: {error}", "dataset") from error
+        told = str(error)
+        raise InvalidFields.at(told if spec.dataset in told else f"{spec.dataset}: {told}", "dataset") from error
     return _with(spec, "dataset_args", args.model_dump(mode="json"))
 
 

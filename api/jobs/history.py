@@ -232,7 +232,10 @@ class History:
         for row in rows:
             if (path := self.weights_path(row)).is_file():
                 return path, row
-        raise NotFound(f"job {job_id} has no checkpoint {which}: see /v1/jobs/{job_id}/checkpoints")
+        raise NotFound(
+            f"job {job_id} has no checkpoint {which}: /v1/jobs/{job_id}/checkpoints, and the job's page, list those "
+            "that there are"
+        )
 
     def weights(self, job_id: str, which: str, kind: Literal["average", "raw", "before"]) -> tuple[Path, str, int]:
         """The path of a checkpoint's weights, their digest, and their version; `which` as for `checkpoint`. Raises

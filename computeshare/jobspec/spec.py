@@ -349,6 +349,16 @@ class JobSpec(Part):
             raise ValueError(f"unknown {info.field_name} {value!r}; allowed: {', '.join(sorted(known))}")
         return value
 
+    @field_validator("recipe", mode="before")
+    @classmethod
+    def _named_recipe(cls, value: Any) -> Any:
+        if isinstance(value, str) and not re.fullmatch(RECIPE_PATTERN, value):
+            raise ValueError(
+                "must be sha256: and 64 hex digits (`computeshare recipes list` shows those that are here), or "
+                "package:NAME; at the command line --recipe also takes a file or a folder"
+            )
+        return value
+
     @field_validator("input")
     @classmethod
     def _bounded(cls, value: tuple[int, int, int] | None) -> tuple[int, int, int] | None:

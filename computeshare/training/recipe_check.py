@@ -26,13 +26,14 @@ from computeshare.tasks.recipes.bundle import Bundle
 from computeshare.tasks.recipes.requirements import required
 
 if TYPE_CHECKING:
-    from computeshare.tasks.base import TaskInstance
+    from torch import nn
+
     from computeshare.tasks.recipes.task import RecipeTask
 
 NOT_DETERMINISTIC = (
-    "the same step gave other bits the second time: workers refuse to train that, since the result would depend on "
-    "which machines do, and a replay would not match. Draw from the global generators of torch, NumPy or random, which "
-    "are seeded, or give a generator of your own a fixed seed; and iterate over no sets"
+    "the same step gave other bits the second time, with the data read anew: it is not to be trained, since the result "
+    "would depend on which machines do, and a replay would not match. Draw from the global generators of torch, NumPy "
+    "or random, which are seeded, or give a generator of your own a fixed seed; and iterate over no sets"
 )
 BATCH = 8
 """Most samples of a step of the trial."""
@@ -196,40 +197,45 @@ def _tried(bundle: Bundle, trial: Trial, folder: Path) -> Report:
     files, state = folder / FILES, folder / STATE
     bundle.write(files)
     task = RecipeTask(load(files), bundle.digest, trial.arguments, trial.folder)
-    train, test = (task.open(split, files) for split in ("train", "test"))
-    first, second = _Steps(task, trial.seed), _Steps(task, trial.seed)
-    if first.initial != second.initial:
+    task.functions.check(trial.arguments)
+    train, test = (len(task.open(split, files)) for split in ("train", "test"))
+    first = _Steps(task, trial.seed)
+    state.mkdir()
+    state_files.write(first.instance.module, state)
+    losses, gradients = zip(*first.taken(), strict=True)
+    if not all(map(math.isfinite, losses)):
+        raise RecipeError(f"the loss was {losses[-1]} after {len(losses)} steps: check inputs, model and loss")
+    module, layout = first.instance.module, first.instance.layout
+    batch = first.instance.split.batch(first.indices)
+    initial, step_s = first.initial, first.step_s
+    del first
+    task.opened.clear()  # data() is called again: it may return other data each time
+    second = _Steps(task, trial.seed)
+    if initial != second.initial:
         raise RecipeError(
             "model() gave two different modules from the same seed: draw initial weights from torch's, NumPy's or "
             "Python's global generator, and from no other source"
         )
-    state.mkdir()
-    state_files.write(first.instance.module, state)
-    losses, gradients = zip(*first.taken(), strict=True)
     is_deterministic = gradients == tuple(gradient for _, gradient in second.taken())
-    instance = first.instance
-    if not all(map(math.isfinite, losses)):
-        raise RecipeError(f"the loss was {losses[-1]} after {len(losses)} steps: check inputs, model and loss")
-    batch = instance.split.batch(first.indices)
-    entries = [TensorEntry(name=t.name, shape=t.shape, kind=t.kind) for t in instance.layout.tensors]
-    frozen = sum(p.numel() for p in instance.module.parameters() if not p.requires_grad)
+    entries = [TensorEntry(name=t.name, shape=t.shape, kind=t.kind) for t in layout.tensors]
+    frozen = sum(p.numel() for p in module.parameters() if not p.requires_grad)
     facts = RecipeFacts(
-        train=len(train),
-        test=len(test),
+        train=train,
+        test=test,
         tensors=tuple(entries),
-        **task.found_scores(instance.module, batch)._asdict(),
+        **task.found_scores(module, batch)._asdict(),
         initial=described(state).digest,
-        frozen=frozen_digest(instance.module),
+        frozen=frozen_digest(module),
     )
     return Report(
         digest=bundle.digest,
         facts=facts,
-        parameters=instance.layout.parameters,
+        parameters=layout.parameters,
         frozen=frozen,
         is_deterministic=is_deterministic,
         loss=losses[-1],
-        step_s=first.step_s,
-        remarks=tuple(_remarks(instance, is_deterministic)),
+        step_s=step_s,
+        remarks=tuple(_remarks(module, is_deterministic)),
     )
 
 
@@ -267,10 +273,10 @@ class _Steps:
             yield update.loss, update.vector.tobytes()
 
 
-def _remarks(instance: "TaskInstance", is_deterministic: bool) -> Iterator[str]:
+def _remarks(module: "nn.Module", is_deterministic: bool) -> Iterator[str]:
     if not is_deterministic:
         yield NOT_DETERMINISTIC
-    idle = [n for n, p in instance.module.named_parameters() if p.requires_grad and not bool(p.grad.any())]  # type: ignore[union-attr]
+    idle = [n for n, p in module.named_parameters() if p.requires_grad and not bool(p.grad.any())]  # type: ignore[union-attr]
     if idle:
         some = ", ".join(idle[:5]) + (", ..." if len(idle) > 5 else "")
         yield f"{len(idle)} parameters got no gradient ({some}): freeze those that the loss does not depend on."

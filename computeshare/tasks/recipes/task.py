@@ -112,8 +112,14 @@ class RecipeTask(Task):
 
     def _open(self, split: SplitName) -> "RecipeSplit":
         functions = self.functions
-        with _drawn_from(0):
-            dataset = functions.call("data", split, self.folder, **functions.taken("data", self.arguments))
+        try:
+            with _drawn_from(0):
+                dataset = functions.call("data", split, self.folder, **functions.taken("data", self.arguments))
+        except RecipeError as error:
+            if self.folder is None and "NoneType" in str(error):
+                hint = "folder is None: give the recipe its files by --folder, or the job a data set"
+                raise type(error)(f"{error} ({hint})") from error
+            raise
         with told(functions.folder, f"len(data({split!r}))"):
             count = len(dataset)
         if count < 1:

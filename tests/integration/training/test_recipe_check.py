@@ -62,9 +62,18 @@ model = Net
     assert ["other bits" in report.remarks[0], "idle.weight, idle.bias" in report.remarks[1]] == [True, True]
 
 
+def test_data_that_differ_from_call_to_call_are_remarked_upon() -> None:
+    drawn = GOOD.replace("manual_seed(len(split))", "manual_seed(__import__('secrets').randbelow(2**40))")
+    report = tried(drawn)
+    assert not report.is_deterministic and "the data read anew" in report.remarks[0]
+    with pytest.raises(RecipeError, match="other bits"):
+        report.check_trainable()
+
+
 @pytest.mark.parametrize(
     ("addition", "told"),
     [
+        ("def data(split, folder): return sorted(folder.glob('*'))", r"has no attribute 'glob' \(folder is None: give"),
         ("import nothing_of_this_name", r"recipe\.py, line 13: the import failed: ModuleNotFoundError"),
         ("import os; os._exit(7)", "process ended with exit code 7"),
         ("raise SystemExit(3)", "the import failed: SystemExit: 3"),
@@ -80,6 +89,11 @@ model = Net
 def test_a_recipe_that_cannot_train_ends_with_the_reason(addition: str, told: str) -> None:
     with pytest.raises(RecipeError, match=told):
         tried(GOOD + addition + "\n")
+
+
+def test_an_argument_that_no_function_takes_is_told_before_anything_else_goes_wrong() -> None:
+    with pytest.raises(RecipeError, match=r"none of model\(\), data\(\) takes an argument depth"):
+        tried(GOOD + "def data(split, folder): return folder.glob('*')\n", depth=3)
 
 
 def test_a_model_of_thousands_of_tensors_is_reported_whole() -> None:

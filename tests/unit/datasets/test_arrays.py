@@ -80,6 +80,12 @@ def test_other_arrays_are_refused(tmp_path: Path, content: dict[str, np.ndarray]
         prepare(tmp_path / "in.npz", tmp_path / "out")
 
 
+def test_another_file_is_told_as_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("x,y\n1,2\n")
+    with pytest.raises(DatasetError, match=r"in\.csv is neither a \.npz nor a \.safetensors file"):
+        prepare(tmp_path / "in.csv", tmp_path / "out")
+
+
 def test_pickled_arrays_are_not_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "in.npz", x=np.array([{}] * 20, dtype=object))
     with pytest.raises(DatasetError, match="cannot be read: it has pickled objects"):
