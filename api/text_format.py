@@ -262,6 +262,16 @@ def _refused(data: Data, name: Name) -> str:
     return f"Refused {data['unit']} {count(data['micro_batch'])} from {name(data['worker'])}: {data['reason']}"
 
 
+def _suspected(data: Data, name: Name) -> str:
+    then = {
+        "asked": ": another machine computes it again",
+        "alone": ", and no other machine of its kind is there to compute it again: it counts",
+        "late": ", and no other machine has computed it again in time: it counts",
+    }
+    what = f"The update of {data['unit']} {count(data['micro_batch'])} from {name(data['worker'])}"
+    return f"{what} is unlike the others{then[data['outcome']]}"
+
+
 def _scored(data: Data, _name: Name) -> str:
     told = score(data.get("accuracy"), data["loss"], data["textual"])
     parts = [f"Version {count(data['version'])} scored {told}"]
@@ -302,6 +312,7 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "reassigned": _reassigned,
     "placed": _placed,
     "refused": _refused,
+    "suspected": _suspected,
     "folded": lambda data, _: (
         f"{count(data['submissions'])} submissions are counted but not listed, because the control plane was away"
     ),

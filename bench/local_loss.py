@@ -14,10 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
+from computeshare.strategies.averages import products, suspected_in
 from computeshare.tasks.metrics import score
 from computeshare.tasks.modules import weights_of
 from computeshare.tasks.registry import task_of
@@ -38,9 +40,12 @@ GPT = {
 }
 
 
-def trained(spec: JobSpec, data: Path, harm: Harm | None = None) -> dict[str, Any]:
+def trained(spec: JobSpec, data: Path, harm: Harm | None = None, audited: bool = False) -> dict[str, Any]:
     """Train a job's rounds in this process; the score of its last version. A kept inner state stays with its replica's
     place in the round. `harm` is done to the update of another unit of each round in turn.
+
+    `audited`: suspected updates are computed again, and the first wrong one ends the harm; with how many were wrong
+    (`replaced`, `missed`) or right (`cleared`).
     """
     torch.set_num_threads(1)
     instance = task_of(spec).instance(spec.seed, "train", data)
@@ -50,6 +55,7 @@ def trained(spec: JobSpec, data: Path, harm: Harm | None = None) -> dict[str, An
     replicas = [
         replica_of(spec, task_of(spec).instance(spec.seed, "train", data), torch.device("cpu")) for _ in range(places)
     ]
+    again = {"replaced": 0, "missed": 0, "cleared": 0} if audited else {}
     samples, recent = 0, deque([model.published], maxlen=spec.strategy.recent)
     for version in range(spec.rounds_total):
         work = spec.round_from(version)
@@ -59,14 +65,22 @@ def trained(spec: JobSpec, data: Path, harm: Harm | None = None) -> dict[str, An
             replica.load(recent[0])
             update = replica.compute(unit)
             vector = update.vector
-            if harm and place == version % len(work.units):
+            if harm and place == version % len(work.units) and not again.get("replaced"):
                 vector = harm(vector)
+                again |= {"missed": again["missed"] + 1} if audited else {}
             updates.append((vector, update.buffers))
+        if audited:
+            for row in suspected_in(products(np.stack([vector for vector, _ in updates]))):
+                right = replicas[row % places].compute(work.units[row])
+                same = np.array_equal(right.vector, updates[row][0])
+                again["cleared" if same else "replaced"] += 1
+                again["missed"] -= not same
+                updates[row] = right.vector, right.buffers
         model = server.step(version + 1, model, updates, [spec.plan.unit_size(unit) for unit in work.units])
         recent.append(model.published)
         samples += work.samples
     result = score(task_of(spec).instance(spec.seed, "test", data), model.published)
-    return {"loss": round(result.loss, 4), **result.metrics, "samples": samples, "rounds": spec.rounds_total}
+    return {"loss": round(result.loss, 4), **result.metrics, "samples": samples, "rounds": spec.rounds_total, **again}
 
 
 def job(steps: int, seed: int, state: str, args: argparse.Namespace) -> JobSpec:

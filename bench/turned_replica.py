@@ -1,9 +1,11 @@
-"""What one replica of five whose sign is turned costs with `local`, by how updates are combined: the loss on the test
-split, in one process, no broker.
+"""What one replica of five that lies costs with `local`, by how updates are combined, and how often an honest update is
+suspected: the loss on the test split, in one process, no broker.
 
-    python -m bench.turned_replica [--case lenet5 gpt ...] [--combine mean huber] [--harm none turned] [--seeds 0 1 2]
+    python -m bench.turned_replica [--case digits lenet5 ...] [--combine mean huber] [--harm none turned thousandfold]
+        [--audited] [--seeds 0 1 2]
 
-Prints a line of JSON per run.
+Prints a line of JSON per run. In each round another replica lies. With `--audited`, suspected updates are computed
+again, as with `audit`, until a wrong one is found and replaced, whose machine is banned.
 """
 
 import argparse
@@ -21,7 +23,13 @@ REPLICAS = 5
 FIVE: dict[str, Any] = {"kind": "local", "replicas": REPLICAS, "inner_steps": 25}
 AVERAGED = {"inner_optimizer": {"name": "SGD", "lr": 0.02, "momentum": 0.9}, "outer_lr": 1, "outer_momentum": 0}
 MNIST: dict[str, Any] = {"dataset": "mnist", "model": "lenet5", "micro_batch": 32, "evaluate_every": 0}
+DIGITS: dict[str, Any] = {"dataset": "digits", "model": "mlp", "evaluate_every": 0}
+SYNC = {"micro_batches_per_round": REPLICAS}
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "digits": (28_740, {**DIGITS, "micro_batch": 6, "strategy": FIVE | {"inner_steps": 24}}),
+    "digits-sync": (28_740, {**DIGITS, **SYNC, "micro_batch": 8}),
+    "lenet5-sync": (60_000, {**MNIST, **SYNC}),
+    "gpt-sync": (6_000, {**GPT, **SYNC, "micro_batch": 6, "optimizer": ADAMW}),
     "lenet5": (60_000, {**MNIST, "strategy": FIVE | AVERAGED}),
     "lenet5-diloco": (60_000, {**MNIST, "strategy": FIVE}),
     "gpt": (6_000, {**GPT, "micro_batch": 6, "strategy": FIVE | {"inner_optimizer": ADAMW}}),
@@ -31,6 +39,7 @@ HARMS: Mapping[str, Harm | None] = {
     "none": None,
     "turned": np.negative,
     "tenfold": lambda update: update * np.float32(-10),
+    "thousandfold": lambda update: update * np.float32(1000),
 }
 
 
@@ -40,18 +49,21 @@ def main() -> None:
     combinations = ["mean", "median", "trimmed_mean", "huber"]
     parser.add_argument("--combine", nargs="+", choices=combinations, default=combinations)
     parser.add_argument("--harm", nargs="+", choices=HARMS, default=["none", "turned"])
+    parser.add_argument("--audited", action="store_true")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     args = parser.parse_args()
     for case in args.case:
         samples, document = CASES[case]
         for seed in args.seeds:
             for combine in args.combine:
-                strategy = document["strategy"] | {"combine": combine}
+                strategy = document.get("strategy", {"kind": "sync"}) | {"combine": combine}
                 changes = {"strategy": strategy, "seed": seed, "workers": {"min": REPLICAS, "max": REPLICAS}}
                 for harm in args.harm:
                     began = time.monotonic()
-                    found = trained(lasting(document | changes, samples), Settings().data_dir, HARMS[harm])
-                    about = {"case": case, "combine": combine, "harm": harm, "seed": seed}
+                    found = trained(
+                        lasting(document | changes, samples), Settings().data_dir, HARMS[harm], args.audited
+                    )
+                    about = {"case": case, "combine": combine, "harm": harm, "audited": args.audited, "seed": seed}
                     print(json.dumps({**about, **found, "seconds": round(time.monotonic() - began)}), flush=True)
 
 

@@ -156,7 +156,19 @@ GROUPS: dict[Group, frozenset[str]] = {
     "workers": frozenset({"joined", "left", "recalled", "reassigned", "placed", "banned", "unbanned", "unfit"}),
     "checkpoints": frozenset({"checkpoint", "scored", "tested"}),
     "problems": frozenset(
-        {"failed", "refused", "closed", "went_back", "damaged", "mended", "doubted", "republished", "unscored", "held"}
+        {
+            "failed",
+            "refused",
+            "suspected",
+            "closed",
+            "went_back",
+            "damaged",
+            "mended",
+            "doubted",
+            "republished",
+            "unscored",
+            "held",
+        }
         | {"folded", "banned", "unfit", "recovered"}
     ),
 }

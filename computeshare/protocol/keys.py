@@ -293,7 +293,9 @@ class JobKeys:
         return self.update(token, f"{micro_batch}:copy")
 
     def disputes(self) -> str:
-        """hash of the current round: micro-batch to the workers that sent different updates, each with its digest."""
+        """hash of the current round: micro-batch that another machine is to compute again, or has, to JSON: the
+        `parties` (workers with the digests of their updates; empty once two machines sent the same), `copied`, `ends`.
+        """
         return self._key("disputes")
 
     def strikes(self) -> str:

@@ -26,6 +26,8 @@ from computeshare.types import Blob, Message, Token
 
 EVENTS_KEPT, EVENTS_FOLDED = 5000, 1000
 """Events kept unfolded for the control plane, and the number of older events folded at a time."""
+SETTLED = json.dumps({"ends": 0, "copied": False, "parties": {}})
+"""A dispute that is over: two machines sent the same."""
 STAGED_S = 120
 """Lifetime of staged weights and states, in seconds."""
 _OFFER = re.compile(r"([^|]+)\|([^|]+)\|((?:,\d{1,4})*,)")
@@ -270,15 +272,32 @@ class ReducerSession(RoundStore):
         pipeline.unlink(self.keys.copy(str(token), unit))
         pipeline.execute()
 
+    def suspect(self, token: Token, part: Received, digest: str) -> bool:
+        """Ask for a copy of a unit by another machine of the same kind; its update stays meanwhile.
+
+        Args:
+            digest: of the update.
+        Returns: False if another submission was accepted, or the version or the fence had moved on.
+        """
+        return self._compute_again(token, part, {part.worker: digest}, copied=True)
+
     def dispute(self, token: Token, part: Received, parties: Mapping[str, str]) -> bool:
         """Take back an update that a second machine contradicts; a third machine is to compute the unit.
 
         Args:
             parties: both workers, each with the digest of its update.
         """
+        return self._compute_again(token, part, parties, copied=False)
+
+    def _compute_again(self, token: Token, part: Received, parties: Mapping[str, str], copied: bool) -> bool:
         key, named = self.keys.update(part.base, part.micro_batch), {"token": str(token), "fence": self.fence}
         unit = {"micro_batch": part.micro_batch, "nonce": part.nonce, "parties": json.dumps(parties)}
-        return bool(self.scripts.call("dispute", self.keys, update_key=key, **named, **unit))
+        return bool(self.scripts.call("dispute", self.keys, update_key=key, **named, **unit, copied=int(copied)))
+
+    def settle(self, token: Token, unit: int) -> None:
+        """Note that two machines sent the same for a unit, which is therefore of no machine's share."""
+        self.close_audit(token, unit)
+        self.redis.hset(self.keys.disputes(), str(unit), SETTLED)
 
     def ban(self, token: Token, worker: str, reason: str) -> bool:
         """Ban a worker at once; False if it was banned before, or the version or the fence had moved on."""

@@ -70,13 +70,30 @@ class Suspicion:
 
 
 @dataclass(frozen=True, slots=True)
+class Dispute:
+    """A unit that another machine of the same kind is to compute again, or has."""
+
+    parties: Mapping[str, str]
+    """The workers that computed it, each with its update's digest; empty once two machines sent the same."""
+    copied: bool = False
+    """Whether the update stays while another machine makes a copy, because it is suspected; else it was taken back."""
+    left_ms: float = 0.0
+    """Time left until any machine may compute it, and a suspected update counts without a copy."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether two machines sent the same."""
+        return not self.parties
+
+
+@dataclass(frozen=True, slots=True)
 class AuditRecords:
     """A round's updates that a second machine computed as well, and what is known of the machines."""
 
     copies: Mapping[int, Received]
     """Unit to the second machine's update."""
-    disputes: Mapping[int, Mapping[str, str]]
-    """Unit to the workers whose updates differed, each with its update's digest; a third machine decides."""
+    disputes: Mapping[int, Dispute]
+    """Units that are to be computed again, or were."""
     kinds: Mapping[str, str]
     """Worker that has joined the job to the digest of its machine's kind."""
     present: frozenset[str]
@@ -89,13 +106,23 @@ class AuditRecords:
         for key in (keys.copies(), keys.disputes(), keys.kinds()):
             pipeline.hgetall(key)
         pipeline.hkeys(keys.sessions())
-        copies, disputes, kinds, sessions = pipeline.execute()
+        pipeline.time()
+        copies, disputes, kinds, sessions, (seconds, micros) = pipeline.execute()
+        now_ms = 1000 * seconds + micros / 1000
         return cls(
             {int(unit): Received.parse(unit, entry) for unit, entry in copies.items()},
-            {int(unit): json.loads(parties) for unit, parties in disputes.items()},
+            {int(unit): _dispute(about, now_ms) for unit, about in disputes.items()},
             {worker.decode(): kind.decode() for worker, kind in kinds.items()},
             frozenset(worker.decode() for worker in sessions),
         )
+
+
+def _dispute(entry: bytes, now_ms: float) -> Dispute:
+    try:
+        about = json.loads(entry)
+        return Dispute(dict(about["parties"]), about["copied"] is True, about["ends"] - now_ms)
+    except (ValueError, TypeError, KeyError) as error:
+        raise DamagedRound(f"a dispute of the round cannot be read: {str(error)[:200]}") from error
 
 
 def refuse(

@@ -1,7 +1,7 @@
 """Reads a round's updates bucket by bucket, decodes and checks each, and refuses the invalid ones."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 from hashlib import sha256
@@ -59,6 +59,8 @@ class Gatherer:
         self._reading = _ReadAhead(self._read, helper)
         self.ahead: dict[tuple[str, int], Message] = {}
         """Messages read already, by base token and unit."""
+        self.settled: Set[int] = frozenset()
+        """Units of the round for which two machines sent the same; they are of no machine's share."""
 
     def checked(self, base: RoundState, parts: dict[int, Received], bucket: int, buffers: Average) -> Iterator[Vector]:
         """Yield one bucket of each update, in the order of units, decoded and checked.
@@ -92,16 +94,20 @@ class Gatherer:
 
         `submit.lua` rejects such updates, but a worker could write to the broker without it.
         """
-        share = largest_share(needed, self.sharers or 1)
+        share = self.share_of(needed)
         counts, found = Counter[str](), dict[int, str]()
         for m in sorted(parts):
             machine = machine_of(parts[m].worker)
-            counts[machine] += 1
+            counts[machine] += m not in self.settled
             if parts[m].size > self.limit:
                 found[m] = f"wrong length: {parts[m].size} bytes where at most {self.limit} are expected"
             elif counts[machine] > share:
                 found[m] = f"more than a machine's share of a version that {self.sharers} must make: {share}"
         return found
+
+    def share_of(self, needed: int) -> int:
+        """The most units that a machine may make of a version of `needed` units."""
+        return largest_share(needed, self.sharers or 1)
 
     def digest(self, update: tuple[str, int | str]) -> str | None:
         """The digest of an update's decoded values and buffers, or why they cannot be decoded; None if it is gone.

@@ -2,113 +2,30 @@
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import structlog
 
 from computeshare.errors import Diverged
 from computeshare.protocol.reducer_session import Link, ReducerSession
-from computeshare.protocol.refusal import AuditRecords, Received
+from computeshare.protocol.refusal import Received
 from computeshare.protocol.round_store import RoundState
 from computeshare.protocol.versions.chain import Chain
+from computeshare.reducer.audits.comparison import Audits
 from computeshare.reducer.drafts.round_draft import RoundDraft
-from computeshare.reducer.gather import Gatherer, Refused, RoundUpdates
+from computeshare.reducer.gather import RoundUpdates
 from computeshare.reducer.job_setup import JobContext
 from computeshare.reducer.recovery import staleness
 from computeshare.runtime.failpoints import failpoint
 from computeshare.strategies.averages import Spread
 from computeshare.tensors.layout import Digest, Weights
-from computeshare.types import Blob, Token, Vector, machine_of
+from computeshare.types import Blob, Token, Vector
 
 if TYPE_CHECKING:
     from computeshare.training.server_step import ServerModel
-
-log = structlog.get_logger()
-
-
-class Audits:
-    """Compares updates with the copies that a second machine of the same kind computed, before they count.
-
-    The same kind computes the same bits, so any difference is a lie or a fault. A third machine computes the unit
-    again: whoever of the two sent something else is banned, and its updates of the round are refused.
-    """
-
-    def __init__(self, session: ReducerSession, gatherer: Gatherer) -> None:
-        self._session, self._gatherer = session, gatherer
-
-    def check(self, base: RoundState, parts: Mapping[int, Received]) -> None:
-        """Compare what can be compared. Raises Refused: some units were taken back."""
-        records = self._session.audits()
-        done = [
-            self._decide(base, parts, unit, parties, records)
-            for unit, parties in records.disputes.items()
-            if unit in parts
-        ]
-        done += [
-            self._compare(base, parts[unit], copy, records)
-            for unit, copy in records.copies.items()
-            if unit in parts and unit not in records.disputes
-        ]
-        if not all(done):
-            raise Refused
-
-    def _compare(self, base: RoundState, part: Received, copy: Received, records: AuditRecords) -> bool:
-        """Compare an update with its copy; False: they differ, and the unit was taken back."""
-        kind, token, unit = records.kinds.get(part.worker), base.token, part.micro_batch
-        workers = [part.worker, copy.worker]
-        machines = {machine_of(part.worker), machine_of(copy.worker)}
-        if kind is None or kind != records.kinds.get(copy.worker) or len(machines) < 2:
-            self._session.close_audit(token, unit)
-            self._tell(base, unit, "skipped", workers)
-            return True
-        sent = {part.worker: self._gatherer.digest((part.base, unit))}
-        sent[copy.worker] = self._gatherer.digest((copy.base, f"{unit}:copy"))
-        digests = {worker: digest for worker, digest in sent.items() if digest is not None}
-        others = {machine_of(worker) for worker in records.present if records.kinds.get(worker) == kind} - machines
-        if len(digests) == 2 and len({*digests.values()}) == 2 and others:
-            return not self._session.dispute(token, part, digests)
-        self._session.close_audit(token, unit)
-        outcome = "confirmed" if len({*digests.values()}) == 1 else "undecided"
-        self._tell(base, unit, outcome if len(digests) == 2 else "skipped", workers)
-        return True
-
-    def _decide(
-        self,
-        base: RoundState,
-        parts: Mapping[int, Received],
-        unit: int,
-        parties: Mapping[str, str],
-        records: AuditRecords,
-    ) -> bool:
-        """Decide a dispute by a third machine's update; False: updates of whoever was wrong were refused."""
-        third = parts[unit].worker
-        digest = self._gatherer.digest((parts[unit].base, unit))
-        right = [worker for worker, sent in parties.items() if sent == digest]
-        self._session.close_audit(base.token, unit)
-        is_third = machine_of(third) not in {machine_of(worker) for worker in parties}
-        is_third = is_third and records.kinds.get(third) in {records.kinds.get(worker) for worker in parties}
-        if not is_third or len(right) != 1:
-            self._tell(base, unit, "undecided", [*parties])
-            return True
-        (wrong,) = parties.keys() - {*right}
-        self._tell(base, unit, "mismatched", [wrong, *right, third])
-        reason = f"audit: its update for micro-batch {unit}, version {base.version}, was not what two machines computed"
-        for worker in {wrong} | {one for one in records.present if machine_of(one) == machine_of(wrong)}:
-            self._session.ban(base.token, worker, reason)
-        bad = [part for part in parts.values() if machine_of(part.worker) == machine_of(wrong)]
-        for part in bad:
-            self._session.refuse(base.token, part, reason, "damaged")
-        return not bad
-
-    def _tell(self, base: RoundState, unit: int, outcome: str, workers: Sequence[str]) -> None:
-        about = {"version": base.version, "micro_batch": unit, "outcome": outcome, "workers": workers}
-        self._session.announce("audited", about)
-        if outcome in ("mismatched", "undecided"):
-            log.warning("audited", job=self._session.job_id, **about)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +62,8 @@ class NextVersion:
 
     def __init__(self, job: JobContext, session: ReducerSession, helper: Executor) -> None:
         self.job, self._session, self._helper = job, session, helper
-        self._audits = Audits(session, job.gatherer) if job.spec.audit else None
+        suspects = job.spec.strategy.suspects
+        self._audits = Audits(session, job.gatherer, suspects) if job.spec.audit else None
         self._references: dict[str, Vector] = {}
         """Where the strategy has peers: token to the parameters of the recent versions."""
 

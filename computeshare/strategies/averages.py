@@ -5,16 +5,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from computeshare.tensors.layout import BUCKET
 from computeshare.types import Vector
 
+Matrix = NDArray[np.float64]
 PIECE = 1 << 17
 """Values processed at a time, few enough for the processor's cache."""
 TRIMMED = 0.2
 """Smallest share of values that `trimmed_mean` drops at each end of every coordinate."""
 HUBER = np.float32(2)
 """How far from the median `huber` counts a value, in median distances: 1.35 standard deviations of a normal one."""
+FAR = 4.0
+"""So many times as long as the others, an update is suspected."""
+AWAY = -0.2
+"""At a lower cosine with the others' mean direction, an update is suspected; honest ones of late rounds are near 0."""
 
 
 class Average(Protocol):
@@ -143,21 +149,59 @@ def huber(updates: Vector, bad: int = 0) -> Vector:
 
 
 def opposed(updates: Vector) -> list[int]:
-    """The rows of `updates` (n, d) that point away from most others, while these agree; the most opposed first.
+    """The rows of `updates` (n, d) that point away from most others, while these agree; the most opposed first."""
+    return opposed_in(products(updates))
 
-    A row's agreement is the median of its cosines with the others, which fewer than half of them cannot sway. It is
+
+def products(updates: Vector) -> Matrix:
+    """The inner products (n, n) of the rows of `updates` (n, d); those of whole updates are the sum of their buckets'.
+
+    The last bits differ by machine.
+    """
+    found = np.zeros((len(updates), len(updates)))
+    for start in range(0, updates.shape[1], PIECE):
+        rows = updates[:, start : start + PIECE].astype(np.float64)
+        found += rows @ rows.T
+    return found
+
+
+def opposed_in(products: Matrix) -> list[int]:
+    """The updates that point away from most others, by their inner products (n, n); the most opposed first.
+
+    An update's agreement is the median of its cosines with the others, which fewer than half of them cannot sway. It is
     opposed where that is below minus half of the usual agreement: honest updates of a late round may differ, too.
     """
-    tiny = np.finfo(np.float32).tiny
-    rows = updates.astype(np.float64)
-    rows /= np.maximum(np.abs(rows).max(axis=1, keepdims=True, initial=0), tiny)
-    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), tiny)
-    cosines = rows @ rows.T
+    cosines = _cosines(products)
     # rounded, since the last bits of the sums differ by machine
     agreements = [round(float(np.median(np.delete(each, number))), 9) for number, each in enumerate(cosines)]
     usual = max(0.0, float(np.median(agreements)))
     found = [row for row, agreement in enumerate(agreements) if usual and agreement < -usual / 2]
     return sorted(found, key=lambda row: agreements[row])
+
+
+def suspected_in(products: Matrix) -> list[int]:
+    """The updates that are unlike the others, by their inner products (n, n); less than half of them.
+
+    First those that are more than `FAR` times as long as the median of the others, the longest first; then those that
+    point away from the others' mean direction (a cosine below `AWAY`), the most opposed first.
+    """
+    count, lengths, cosines = len(products), np.sqrt(np.diagonal(products)), _cosines(products)
+    most = (count - 1) // 2
+    if not most:
+        return []
+    usual = np.array([np.sort(np.delete(lengths, row))[(count - 2) // 2] for row in range(count)])
+    long = [int(row) for row in np.argsort(-lengths) if lengths[row] > FAR * usual[row] > 0]
+    sums = cosines.sum(axis=1) - np.diagonal(cosines)  # with the sum of the others' directions
+    squares = np.array([np.delete(np.delete(cosines, row, 0), row, 1).sum() for row in range(count)])
+    agreements = sums / np.sqrt(np.maximum(squares, np.finfo(np.float64).eps))
+    away = [int(row) for row in np.argsort(agreements) if agreements[row] < AWAY]
+    return [*dict.fromkeys([*long, *away])][:most]
+
+
+def _cosines(products: Matrix) -> Matrix:
+    lengths = np.sqrt(np.diagonal(products))
+    cosines: Matrix = products / np.maximum(np.outer(lengths, lengths), np.finfo(np.float64).tiny)
+    return cosines
 
 
 def stacked(updates: Iterable[Vector], count: int) -> Vector:

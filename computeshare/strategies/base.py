@@ -204,6 +204,9 @@ class Strategy(Part):
 
     # Who makes a version, and when it closes
 
+    suspects: ClassVar[bool] = False
+    """Whether, with audits, an update that is unlike the others of its round is computed again before it counts."""
+
     most_unmeasured: ClassVar[int] = 0
     """Most units in one lease of a worker of unknown speed; 0: no limit."""
 

@@ -38,6 +38,7 @@ class LocalStrategy(RobustStrategy):
     units: ClassVar[str] = "replicas"
     lease: ClassVar[str] = "work unit"
     sized_by: ClassVar[str] = "micro_batch or strategy.inner_steps"
+    suspects: ClassVar[bool] = True  # the others agree, after many steps each
     most_unmeasured: ClassVar[int] = 1  # a unit is long: others may come meanwhile
 
     kind: Literal["local"] = "local"

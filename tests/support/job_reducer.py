@@ -19,7 +19,7 @@ from computeshare.reducer.job_reducer import JobReducer
 from computeshare.tasks.base import TaskInstance
 from computeshare.tasks.modules import frozen_digest
 from computeshare.tasks.registry import task_of
-from computeshare.training.replica import Replica
+from computeshare.training.computation import replica_of
 from computeshare.types import Blob
 from tests.support.rounds import take_seat
 
@@ -45,7 +45,7 @@ class Hand:
         torch.set_num_threads(1)
         instance = instance or task_of(spec).instance(spec.seed, "train", Path())
         self.layout, self.module = instance.layout, instance.module
-        self.replica = Replica(instance, spec.plan, torch.device("cpu"))
+        self.replica = replica_of(spec, instance, torch.device("cpu"))
         self.session = WorkerSession(redis, job_id, worker, f"session of {worker}")
         self.spec, self.up, self.down = spec, CODECS[spec.codecs.up], CODECS[spec.codecs.down]
         take_seat(self.session, frozen=frozen_digest(instance.module))

@@ -9,7 +9,7 @@ import { choose, keepZoom, view } from "./view.js";
 
 const ENDED = ["completed", "failed", "cancelled"];
 const MATTERS = ["name", "status", "reason", "started_at", "pause_after", "resume_at"]; // what the reader should see at once
-const TOLD = ["created", "pausing", "chosen", "opened", "recovered", "went_back", "reducer", "joined", "left", "recalled", "edited", "closed", "reassigned", "placed", "refused", "doubted", "republished", "unscored", "checkpoint", "scored", "tested", "held", "paused", "resumed", "retried", "banned", "unbanned", "unfit"];
+const TOLD = ["created", "pausing", "chosen", "opened", "recovered", "went_back", "reducer", "joined", "left", "recalled", "edited", "closed", "reassigned", "placed", "refused", "suspected", "doubted", "republished", "unscored", "checkpoint", "scored", "tested", "held", "paused", "resumed", "retried", "banned", "unbanned", "unfit"];
 export const page = JSON.parse(document.getElementById("page-data").textContent);
 const values = document.getElementById("values");
 const series = {};

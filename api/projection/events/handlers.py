@@ -23,6 +23,7 @@ HANDLERS: dict[str, Callable[[JobProjection, StreamEvent], None]] = {
     "unfit": workers.unfit,
     "forgiven": workers.forgiven,
     "audited": workers.audited,
+    "suspected": workers.suspected,
     "submission": submissions.submission,
     "folded": submissions.folded,
     "reassigned": submissions.reassigned,

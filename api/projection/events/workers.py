@@ -63,6 +63,15 @@ def audited(projection: JobProjection, event: StreamEvent) -> None:
     projection.state.add("confirmed", int(outcome == "confirmed"))
 
 
+def suspected(projection: JobProjection, event: StreamEvent) -> None:
+    """An update is unlike the others of its round."""
+    outcome = event.data["outcome"]
+    if outcome not in ("asked", "alone", "late"):
+        raise ValueError("not an outcome of a suspicion")
+    about = {name: count_of(event.data[name]) for name in ("version", "micro_batch")}
+    projection.add_event(event, {**about, "worker": name_of(event.data["worker"]), "outcome": outcome})
+
+
 def _add_presence(projection: JobProjection, event: StreamEvent, data: Row) -> None:
     """Note that the event's worker joined, or left, in its session."""
     row = {"job_id": projection.state.id, "at_ms": event.at_ms}

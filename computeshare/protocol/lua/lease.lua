@@ -8,8 +8,9 @@
 -- version, none with more than an equal share; 0: no limit), `fewest` (sessions that must exist; with `sharers`, on as
 -- many machines), `unmeasured` (maximum units for a worker of unknown speed; 0: its share), `audit` (share of units that
 -- a second machine of the same kind computes as well: a worker cannot tell such a copy from its own units, and `secret`,
--- which no worker knows, decides which units these are), `peers` (1: a worker publishes its weights after each unit, so
--- it gets one at a time), `singles` (1: leases are single units whatever a worker's speed, which is that of a chain),
+-- which no worker knows, decides which units these are; copies of suspected units come before all other units, and
+-- disputed units go to a third machine of the kind, whatever its share), `peers` (1: a worker publishes its weights after
+-- each unit, so it gets one at a time), `singles` (1: leases are single units whatever a worker's speed, which is that of a chain),
 -- `delay` (1: a round's units are computed on the version before the round's own; when it has none left, units of the
 -- next round are leased, of which there are `ahead`, to be computed on the current version. The answer names the version
 -- to compute on, which may be another than the worker's).
@@ -70,15 +71,41 @@ for _, round in ipairs(rounds) do
   local is_complete = closed or redis.call("HLEN", received_key) >= needed
   if not is_complete then incomplete[#incomplete + 1] = round end
 end
-if #incomplete == 0 then return {"wait", current, 1000} end -- the reducer is making the next version
+local now = now_ms()
+local disputes, disputed = audit > 0 and redis.call("HGETALL", disputes_key) or {}, {}
+for i = 1, #disputes, 2 do disputed[disputes[i]] = cjson.decode(disputes[i + 1]) end
+local function decides(one, parties) -- whether a worker's machine is of the parties' kind and none of theirs
+  local kind
+  for party in pairs(parties) do
+    if machine_of(party) == machine_of(one) then return false end
+    kind = redis.call("HGET", kinds_key, party)
+  end
+  return kind and redis.call("HGET", kinds_key, one) == kind
+end
+
+local function is_copied(unit) -- or being copied
+  if redis.call("HEXISTS", copies_key, unit) == 1 then return true end
+  return tonumber((redis.call("HGET", audits_key, unit) or "|0|"):match("^.-|(.-)|")) > now
+end
+local function find_suspected() -- a unit of which the reducer wants a copy that this worker can make; or nil
+  look_at(rounds[1])
+  for i = 1, #disputes, 2 do
+    local unit = disputes[i]
+    local is_open = disputed[unit].copied and redis.call("HEXISTS", received_key, unit) == 1 and not is_copied(unit)
+    if is_open and decides(worker, disputed[unit].parties) then return unit end
+  end
+end
+local suspected = find_suspected()
+if #incomplete == 0 and not suspected then
+  return {"wait", current, 1000} -- the reducer is making the next version
+end
 local function is_of_round(unit) -- whether a unit is one of the round that is looked at
   unit = tonumber(unit)
   return not delay or unit >= first and unit < first + count
 end
 
-local now = now_ms()
 local workers = redis.call("HKEYS", sessions_key)
-if (sharers > 0 and machines_of(workers) or #workers) < fewest then return {"wait", current, 1000} end
+if not suspected and (sharers > 0 and machines_of(workers) or #workers) < fewest then return {"wait", current, 1000} end
 
 local own, usual, known = {}, 0, 0 -- by worker: {ms for a unit, when its last one was done}
 for i, told in ipairs(redis.call("HMGET", speeds_key, unpack(workers))) do
@@ -118,12 +145,14 @@ local function count_room()
   for _, all in ipairs(leases) do
     for i = 1, #all, 2 do
       local expires, holder = all[i + 1]:match("^.-|(.-)|.-|(.*)$")
-      local counts = tonumber(expires) > now and is_of_round(all[i])
+      local counts = tonumber(expires) > now and is_of_round(all[i]) and not disputed[all[i]]
       if counts and machine_of(holder) == machine_of(worker) then room = room - 1 end
     end
   end
-  for _, entry in ipairs(redis.call("HVALS", received_key)) do
-    if machine_of(cjson.decode(entry).worker) == machine_of(worker) then room = room - 1 end
+  local received = redis.call("HGETALL", received_key)
+  for i = 1, #received, 2 do
+    local is_own = machine_of(cjson.decode(received[i + 1]).worker) == machine_of(worker)
+    if is_own and not disputed[received[i]] then room = room - 1 end
   end
   if room < 1 then again = math.min(again, 1000) end
 end
@@ -179,18 +208,11 @@ local function is_suspect(freed) -- whether only this machine has computed it, w
   end
   return true
 end
-local function is_others(freed) -- whether a dispute is about it that another machine, a third of its kind, can decide
-  local parties = audit > 0 and redis.call("HGET", disputes_key, freed)
-  if not parties then return false end
-  local known, kind = {}, nil
-  for party in pairs(cjson.decode(parties)) do
-    known[machine_of(party)] = true
-    kind = redis.call("HGET", kinds_key, party)
-  end
-  local function decides(one) return not known[machine_of(one)] and redis.call("HGET", kinds_key, one) == kind end
-  if decides(worker) then return false end
+local function is_others(unit) -- whether a dispute is about it that another machine is to decide, and still has time for
+  local dispute = disputed[unit]
+  if not dispute or now > dispute.ends or decides(worker, dispute.parties) then return false end
   for _, other in ipairs(workers) do
-    if decides(other) then return true end
+    if decides(other, dispute.parties) then return true end
   end
   return false
 end
@@ -205,11 +227,10 @@ local function find_copy() -- a unit that this worker computes beside its own, f
   local kind, own = redis.call("HGET", kinds_key, worker), {}
   for _, unit in ipairs(granted) do own[unit] = true end
   local function suits(unit, holder)
-    if own[unit] or redis.call("HEXISTS", copies_key, unit) == 1 then return false end
+    if own[unit] or is_copied(unit) then return false end
     if not is_of_round(unit) then return false end
     if holder and machine_of(holder) == machine_of(worker) then return false end
-    if holder and redis.call("HGET", kinds_key, holder) ~= kind then return false end
-    return tonumber((redis.call("HGET", audits_key, unit) or "|0|"):match("^.-|(.-)|")) <= now
+    return not holder or redis.call("HGET", kinds_key, holder) == kind
   end
   for i = 1, #leases[1], 2 do
     local holder = leases[1][i + 1]:match("^.-|.-|.-|(.*)$")
@@ -250,12 +271,24 @@ end
 
 local target = leases_key
 
+local function take_disputed() -- free or expired units about which this worker decides, whatever its share
+  for i = 1, #disputes, 2 do
+    local unit = disputes[i]
+    if is_of_round(unit) and not disputed[unit].copied and decides(worker, disputed[unit].parties) then
+      local expires = (redis.call("HGET", leases_key, unit) or ""):match("^.-|(.-)|")
+      if redis.call("LREM", free_key, 1, unit) == 1 or expires and tonumber(expires) <= now then
+        granted[#granted + 1] = unit
+      end
+    end
+  end
+end
+
 local function take_expired()
   for i = 1, #leases[1], 2 do
     local expires, since, holder = leases[1][i + 1]:match("^.-|(.-)|(.-)|(.*)$")
     if tonumber(expires) > now then
       again = math.min(again, expires - now)
-    elseif #granted < fair and is_of_round(leases[1][i]) then
+    elseif #granted < fair and is_of_round(leases[1][i]) and not is_others(leases[1][i]) then
       granted[#granted + 1] = leases[1][i]
       moved[#moved + 1] = {from = holder, after_ms = now - since, micro_batch = tonumber(leases[1][i])}
     end
@@ -268,6 +301,7 @@ local function take_backup() -- all micro-batches of one slow holder
   for i = 1, #leases[1], 2 do
     local other, holder = leases[1][i + 1]:match("^(.-)|.-|.-|(.*)$")
     local is_open = is_of_round(leases[1][i]) and redis.call("HEXISTS", backups_key, leases[1][i]) == 0
+    is_open = is_open and not is_others(leases[1][i])
     if other ~= session and is_open then
       local cost = held[holder][1] * speed
       cost = cost + (BACKUP_MARGIN * cost + BACKUP_MS) / math.sqrt(math.max(1, #workers - 1))
@@ -285,21 +319,23 @@ local function take_backup() -- all micro-batches of one slow holder
   end
 end
 
-for _, round in ipairs(incomplete) do
+for _, round in ipairs(suspected and {} or incomplete) do
   if #granted == 0 then
     look_at(round)
-    offer()
+    take_disputed()
+    if #granted == 0 then offer() end
     if #granted == 0 then take_expired() end
   end
 end
-for _, round in ipairs(incomplete) do
+for _, round in ipairs(suspected and {} or incomplete) do
   if #granted == 0 and backup == "1" then
     look_at(round)
     count_room()
     take_backup()
   end
 end
-if #granted == 0 then return {"wait", current, math.max(20, math.ceil(again))} end
+copy = copy or suspected
+if #granted == 0 and not copy then return {"wait", current, math.max(20, math.ceil(again))} end
 
 local life = math.max(SHORTEST_MS, 4 * speed * math.max(devices, #granted + (copy and 1 or 0)))
 local lease = string.format("%s|%.0f|%.0f|%s", session, now + life, now, worker)

@@ -15,7 +15,8 @@ local arrivals_key, recent_key, audits_key, copies_key = KEYS[11], KEYS[12], KEY
 local peers_key, peer_key = KEYS[15], KEYS[16] -- peer: the worker's newest published weights
 local early_key = KEYS[17] -- what the next round has received
 local offers_key = KEYS[18] -- what is staged of updates that are not submitted yet
-local staged_keys, update_keys = slice(KEYS, 19, 2), slice(KEYS, 20, 2) -- for each micro-batch
+local disputes_key = KEYS[19]
+local staged_keys, update_keys = slice(KEYS, 20, 2), slice(KEYS, 21, 2) -- for each micro-batch
 local token, worker, session, nonce = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local event = ARGV[5] -- JSON object: the worker's description of the submission
 local parts = tonumber(ARGV[6]) -- number of parts of each message
@@ -128,12 +129,16 @@ local function is_late(micro_batch, place) -- whether its update will not count 
   return token ~= ((is_early(micro_batch) or base == "") and current or base)
 end
 
+local disputed = {} -- units that are of no worker's share
+for _, unit in ipairs(redis.call("HKEYS", disputes_key)) do disputed[unit] = true end
 local function room_in(key, units, needs) -- how many of a round's updates may still be this worker's
   local room = closed and 0 or units -- a closed round accepts no more
   if sharers == 0 then return room end
   room = math.min(room, math.ceil(needs / sharers))
-  for _, entry in ipairs(redis.call("HVALS", key)) do
-    if machine_of(cjson.decode(entry).worker) == machine_of(worker) then room = room - 1 end
+  local held = redis.call("HGETALL", key)
+  for i = 1, #held, 2 do
+    local is_own = machine_of(cjson.decode(held[i + 1]).worker) == machine_of(worker)
+    if is_own and not disputed[held[i]] then room = room - 1 end
   end
   return room
 end
@@ -157,8 +162,8 @@ for i, micro_batch in ipairs(micro_batches) do
   elseif lease and is_late(micro_batch, waiting + #accepted) then
     late[#late + 1] = micro_batch
     hand_back(i)
-  elseif lease and rooms[into] > 0 then
-    rooms[into] = rooms[into] - 1
+  elseif lease and (rooms[into] > 0 or disputed[micro_batch] and not closed) then
+    if not disputed[micro_batch] then rooms[into] = rooms[into] - 1 end
     accepted[#accepted + 1] = {i, bytes, into}
     leased = math.min(leased, tonumber(lease:match("^.-|.-|(.-)|")))
   end

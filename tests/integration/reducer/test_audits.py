@@ -1,6 +1,8 @@
 """Updates that two machines computed are compared before they count: who sends something else is found and banned."""
 
+import json
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from redis import Redis
 from computeshare.codecs.messages import decode_update, encode_update
 from computeshare.errors import Banned
 from computeshare.protocol.worker_session import Grant
+from computeshare.strategies import averages
 from computeshare.types import Blob
 from tests.support.job_reducer import Hand, Job, Spoil
 from tests.support.rounds import events
@@ -136,3 +139,138 @@ def test_a_reducer_that_takes_over_goes_on_with_an_audit(start: Callable[..., Jo
     job.reducer = job.new_reducer()
     assert [*run(job, hands, {"first": noise(hands["first"])})] == ["first"]
     assert job.digest() == expected
+
+
+# Suspicions
+
+HANDS = ("first", "second", "third", "fourth", "fifth", "sixth")
+LOCAL: dict[str, Any] = {"kind": "local", "replicas": 5, "inner_steps": 24}
+
+
+def local(start: Callable[..., Job], combine: str = "mean", audit: float = 1e-9) -> tuple[Job, dict[str, Hand]]:
+    """A job with `local`, of which next to no unit is audited unless it is suspected, and six machines."""
+    fields: dict[str, Any] = {"strategy": {**LOCAL, "combine": combine}, "micro_batch": 6, "rounds": 4}
+    workers = {"min": 1 if combine == "mean" else 5, "max": 6}
+    job = start(**fields, optimizer=None, audit=audit, workers=workers)
+    return job, {name: job.hand(name) for name in HANDS}
+
+
+def changed(hand: Hand, factor: float) -> Spoil:
+    """An update, multiplied."""
+
+    def spoil(message: list[Blob]) -> list[Blob]:
+        update, buffers = decode_update(hand.up, message, hand.layout)
+        return [*encode_update(hand.up, update * np.float32(factor), buffers, hand.layout, 0)]
+
+    return spoil
+
+
+def honest(start: Callable[..., Job], combine: str = "mean") -> str:
+    """The last version where nobody lies and nothing is audited."""
+    job, hands = local(start, combine, 0)
+    assert run(job, hands, {}) == {}
+    return job.digest()
+
+
+@pytest.mark.parametrize("liar", ["first", "fourth"])
+@pytest.mark.parametrize("factor", [-1, 1000])
+@pytest.mark.parametrize("combine", ["mean", "huber"])
+def test_a_suspected_lie_is_replaced_before_the_version_is_made(
+    start: Callable[..., Job], combine: str, factor: float, liar: str
+) -> None:
+    expected = honest(start, combine)
+    job, hands = local(start, combine)
+    assert [*run(job, hands, {liar: changed(hands[liar], factor)})] == [liar]
+    assert job.digest() == expected
+    told = events(job.store, "suspected")
+    assert told[0] == {"version": 0, "micro_batch": told[0]["micro_batch"], "worker": liar, "outcome": "asked"}
+    assert "mismatched" in outcomes(job) and {*outcomes(job)} <= {"mismatched", "confirmed"}
+    assert not job.redis.exists(job.store.keys.disputes(), job.store.keys.copies(), job.store.keys.audits())
+
+
+def test_a_reducer_that_takes_over_goes_on_with_a_suspicion(start: Callable[..., Job]) -> None:
+    expected = honest(start)
+    job, hands = local(start)
+    spoiled = {"second": changed(hands["second"], -1)}
+    for name, grant in [(name, hand.pull()) for name, hand in hands.items()]:
+        if grant.micro_batches:
+            hands[name].send(grant, spoiled.get(name, lambda message: message))
+    job.reducer.advance()
+    assert [one["outcome"] for one in events(job.store, "suspected")] == ["asked"]
+    job.reducer = job.new_reducer()
+    assert [*run(job, hands, spoiled)] == ["second"]
+    assert job.digest() == expected
+
+
+def test_honest_updates_are_cleared_and_suspected_ever_more_seldom(
+    start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = honest(start)
+    monkeypatch.setattr(averages, "AWAY", 2.0)  # all are suspected
+    job, hands = local(start)
+    assert run(job, hands, {}) == {}
+    assert job.digest() == expected
+    asked = [one["worker"] for one in events(job.store, "suspected")]
+    assert len(asked) >= 2 and max(map(asked.count, HANDS)) == 1  # 2 % of a machine's units, and one more
+    assert outcomes(job) == ["confirmed"] * len(asked)
+    assert events(job.store, "banned") == events(job.store, "refused") == []
+
+
+def test_a_machine_of_its_own_kind_is_suspected_in_vain(start: Callable[..., Job]) -> None:
+    job, hands = local(start)
+    job.redis.hset(job.store.keys.kinds(), "first", "another kind")
+    assert run(job, hands, {"first": changed(hands["first"], -1)}) == {}
+    told = events(job.store, "suspected")
+    assert {"first": "alone"} in [{one["worker"]: one["outcome"]} for one in told]
+    assert [one["worker"] for one in told].count("first") == 1 and "mismatched" not in outcomes(job)
+
+
+def test_a_suspected_update_counts_if_nobody_computes_it_again_in_time(start: Callable[..., Job]) -> None:
+    job, hands = local(start)
+    for name, grant in [(name, hand.pull()) for name, hand in hands.items()]:
+        if grant.micro_batches:
+            hands[name].send(grant, changed(hands[name], -1) if name == "first" else lambda message: message)
+    disputes = job.store.keys.disputes()
+    for _ in range(3):
+        job.reducer.advance()
+    assert job.store.read().version == 0  # type: ignore[union-attr]
+    [(unit, about)] = job.redis.hgetall(disputes).items()  # type: ignore[union-attr]
+    job.redis.hset(disputes, unit, json.dumps(json.loads(about) | {"ends": 1}))
+    job.reducer.advance()
+    assert job.store.read().version == 1  # type: ignore[union-attr]
+    assert [one["outcome"] for one in events(job.store, "suspected")] == ["asked", "late"]
+
+
+def test_a_suspicion_waits_while_the_job_is_paused(start: Callable[..., Job]) -> None:
+    job, hands = local(start)
+    for name, grant in [(name, hand.pull()) for name, hand in hands.items()]:
+        if grant.micro_batches:
+            hands[name].send(grant, changed(hands[name], -1) if name == "first" else lambda message: message)
+    job.reducer.advance()
+    assert job.store.pause()
+    disputes = job.store.keys.disputes()
+    [(unit, about)] = job.redis.hgetall(disputes).items()  # type: ignore[union-attr]
+    job.redis.hset(disputes, unit, json.dumps(json.loads(about) | {"ends": 1}))
+    job.reducer.advance()
+    state = job.store.read()
+    assert state and (state.status, state.version) == ("paused", 0)
+    assert json.loads(job.redis.hget(disputes, unit) or b"")["ends"] > 1  # type: ignore[arg-type]
+
+
+def test_a_third_machine_that_confirms_nobody_makes_no_more_than_its_share(start: Callable[..., Job]) -> None:
+    job, hands = local(start, "huber")
+    spoiled = {name: changed(hands[name], factor) for name, factor in (("first", -1), ("second", -2), ("third", -3))}
+    for name, grant in [(name, hand.pull()) for name, hand in hands.items()]:
+        if grant.micro_batches:
+            hands[name].send(grant, spoiled["first"] if name == "first" else lambda message: message)
+    job.reducer.advance()
+    for name in ("second", "third"):  # who computes it again lies as well
+        grant = hands[name].pull()
+        assert grant.micro_batches == (0,) and hands[name].send(grant, spoiled[name]) == "accepted"
+        job.reducer.advance()
+    assert outcomes(job) == ["undecided"] and events(job.store, "banned") == []
+    assert [one["reason"] for one in events(job.store, "refused")] == [
+        "audit: undecided, and beyond its machine's share"
+    ]
+    assert hands["first"].pull().micro_batches == (0,)
+    assert not job.redis.exists(job.store.keys.strikes())

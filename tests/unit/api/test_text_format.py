@@ -68,6 +68,18 @@ NAMES = {"w1": "mac-studio"}
             {"worker": "w1", "strikes": 5, "reason": "checksum"},
             "mac-studio was banned after 5 refused updates: checksum",
         ),
+        *(
+            (
+                "suspected",
+                {"version": 3, "micro_batch": 1200, "worker": "w1", "outcome": outcome},
+                f"The update of micro-batch 1,200 from mac-studio is unlike the others{then}",
+            )
+            for outcome, then in (
+                ("asked", ": another machine computes it again"),
+                ("alone", ", and no other machine of its kind is there to compute it again: it counts"),
+                ("late", ", and no other machine has computed it again in time: it counts"),
+            )
+        ),
         (
             "closed",
             {"version": 1199, "received": 3, "total": 4},

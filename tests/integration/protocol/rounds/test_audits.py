@@ -257,7 +257,9 @@ def test_a_disputed_unit_is_a_third_machines(redis: Redis, reducer: ReducerSessi
     k = reducer.keys
     assert [part.micro_batch for part in parts(reducer)] == [1, 2, 3] and free(reducer) == [b"0"]
     assert not redis.exists(k.update(str(ZERO), 0), k.copy(str(ZERO), 0))
-    assert [*reducer.audits().copies] == [2] and reducer.audits().disputes == {0: {"first": "a", "second": "b"}}
+    records = reducer.audits()
+    assert [*records.copies] == [2] and [*records.disputes] == [0]
+    assert records.disputes[0].parties == {"first": "a", "second": "b"} and not records.disputes[0].copied
     assert redis.xrevrange(k.versions(), count=1)[0][1] == {b"freed": b"1"}  # type: ignore[index]
     third = join("third", **ALL)
     for party in (first, second):
@@ -283,6 +285,165 @@ def test_a_disputed_unit_waits_for_a_machine_of_the_parties_kind(
 def test_a_party_computes_a_disputed_unit_where_nobody_else_is_there(reducer: ReducerSession, join: Join) -> None:
     first, _ = disputed(reducer, join)
     assert first.lease(str(ZERO)).micro_batches[0] == 0
+
+
+def lease_of(store: RoundStore, unit: int, key: str) -> str:
+    return bytes(store.redis.hget(key, str(unit)) or b"").decode().rpartition("|")[2]
+
+
+def test_a_third_machine_decides_whatever_its_share(reducer: ReducerSession, join: Join) -> None:
+    first, second = join("first"), join("second")
+    third = join("third", sharers=4, fewest=3)
+    same = WorkerSession(reducer.redis, reducer.job_id, "third", "session of third")
+    for number, session in enumerate((first, second, third)):
+        assert session.lease(str(ZERO)).micro_batches == (number,)
+        assert send(session, ZERO, number, nonce=f"own {number}") == "accepted"
+    agree(reducer, audit=1e-9, secret="s", sharers=4, fewest=3)
+    assert third.lease(str(ZERO)).answer == "wait"
+    assert reducer.dispute(ZERO, parts(reducer)[0], {"first": "a", "second": "b"})
+    assert same.lease(str(ZERO)).micro_batches == (0,)
+    assert send(third, ZERO, 0, nonce="decides") == "accepted"
+    assert third.lease(str(ZERO)).answer == "wait"  # it has had its own share
+    assert first.lease(str(ZERO)).micro_batches == (3,)  # which was taken back
+    assert send(first, ZERO, 3, nonce="3") == "accepted"
+    assert [(part.micro_batch, part.worker) for part in parts(reducer)] == [
+        (0, "third"), (1, "second"), (2, "third"), (3, "first"),
+    ]  # fmt: skip
+
+
+def test_what_a_machine_decides_is_none_of_its_share(reducer: ReducerSession, join: Join) -> None:
+    first, second = join("first"), join("second")
+    assert first.lease(str(ZERO)).micro_batches == (0, 1) and send(first, ZERO, 0, nonce="first") == "accepted"
+    third = join("third", **ALL, sharers=4)
+    assert reducer.dispute(ZERO, parts(reducer)[0], {"first": "a", "second": "b"})
+    assert third.lease(str(ZERO)).micro_batches == (0,)
+    assert third.lease(str(ZERO)).micro_batches[0] == 2  # while it computes that
+    third.release([2])
+    assert send(third, ZERO, 0, nonce="third") == "accepted"
+    assert third.lease(str(ZERO)).micro_batches[0] == 2  # and afterwards
+    assert send(third, ZERO, 2, nonce="own") == "accepted"
+    assert third.lease(str(ZERO)).answer == "wait" and second.lease(str(ZERO)).answer == "leased"
+
+
+@pytest.mark.parametrize("expired", [True, False])
+def test_no_party_gets_a_disputed_unit_that_a_third_machine_holds(
+    reducer: ReducerSession, join: Join, expired: bool
+) -> None:
+    first, _ = disputed(reducer, join)
+    third = join("third", **ALL)
+    assert third.lease(str(ZERO)).micro_batches[0] == 0
+    know(reducer, first=10, second=10, third=1000)
+    age(reducer, 30_000, runs_out=expired)
+    assert first.lease(str(ZERO)).answer == "wait"
+    assert lease_of(reducer, 0, reducer.keys.leases()) == "third"
+    fourth = join("fourth", **ALL)
+    know(reducer, fourth=10)
+    assert fourth.lease(str(ZERO)).micro_batches == (0,)
+
+
+def patience_ends(store: RoundStore, unit: int) -> None:
+    about = json.loads(store.redis.hget(store.keys.disputes(), str(unit)) or b"")
+    store.redis.hset(store.keys.disputes(), str(unit), json.dumps(about | {"ends": 1}))
+
+
+def test_a_party_gets_a_disputed_unit_once_a_third_machine_has_had_time(reducer: ReducerSession, join: Join) -> None:
+    first, _ = disputed(reducer, join)
+    join("third", **ALL)  # and asks for nothing
+    assert first.lease(str(ZERO)).answer == "wait"
+    patience_ends(reducer, 0)
+    assert first.lease(str(ZERO)).micro_batches[0] == 0
+
+
+@pytest.mark.parametrize(("unit_ms", "patience_s"), [((1,), 60), ((1, 9_000, 20_000), 72), ((5_000,), 60)])
+def test_a_third_machine_has_as_long_as_eight_units_take(
+    reducer: ReducerSession, join: Join, unit_ms: tuple[float, ...], patience_s: int
+) -> None:
+    first, _ = both(join)
+    assert send(first, ZERO, 0, nonce="first") == "accepted"
+    reducer.redis.delete(reducer.keys.speeds())
+    know(reducer, **{f"w{number}": each for number, each in enumerate(unit_ms)})
+    assert reducer.dispute(ZERO, parts(reducer)[0], {"first": "a", "second": "b"})
+    left_s = reducer.audits().disputes[0].left_ms / 1000
+    assert patience_s - 5 < left_s <= patience_s
+
+
+# Suspicions
+
+
+def suspected(reducer: ReducerSession, join: Join, share: float = 1e-9) -> tuple[WorkerSession, WorkerSession]:
+    """A complete round of two machines, of which the first one's unit 0 is suspected."""
+    first, second = join("first"), join("second", audit=share, secret="s")
+    for session in (first, second):
+        units = session.lease(str(ZERO)).micro_batches
+        assert send(session, ZERO, *units, nonce=session.worker_id) == "accepted"
+    assert second.lease(str(ZERO)).answer == "wait"
+    assert reducer.suspect(ZERO, parts(reducer)[0], "digest")
+    return first, second
+
+
+def test_a_suspected_unit_is_computed_again_though_the_round_is_complete(
+    redis: Redis, reducer: ReducerSession, join: Join
+) -> None:
+    first, second = suspected(reducer, join)
+    assert redis.xrevrange(reducer.keys.versions(), count=1)[0][1] == {b"freed": b"1"}  # type: ignore[index]
+    agree(reducer, audit=1e-9, secret="s", fewest=9)
+    assert first.lease(str(ZERO)).answer == "wait"
+    grant = second.lease(str(ZERO))
+    assert grant.token == str(ZERO) and grant.micro_batches == (0,)
+    assert second.extend([0]) == "running"
+    assert join("third").lease(str(ZERO)).answer == "wait"  # one copy is enough
+    assert send(second, ZERO, 0, nonce="copy") == "accepted"
+    records = reducer.audits()
+    assert next((part.micro_batch, part.worker) for part in parts(reducer)) == (0, "first")
+    assert records.copies[0].worker == "second" and records.disputes[0].parties == {"first": "digest"}
+    assert join("third", "again").lease(str(ZERO)).answer == "wait"
+
+
+def test_only_another_machine_of_the_kind_copies_a_suspected_unit(reducer: ReducerSession, join: Join) -> None:
+    suspected(reducer, join)
+    reducer.redis.hdel(reducer.keys.sessions(), "second")
+    other = of_kind(reducer, "other", device="other")
+    assert other.lease(str(ZERO)).answer == "wait"
+    assert join("first-again").lease(str(ZERO)).answer == "leased"
+
+
+def test_workers_of_one_machine_copy_none_of_its_suspected_units(reducer: ReducerSession, join: Join) -> None:
+    session = join("0badc0de0001", audit=1e-9, secret="s")
+    assert send(session, ZERO, *session.lease(str(ZERO)).micro_batches) == "accepted"
+    assert reducer.suspect(ZERO, parts(reducer)[0], "digest")
+    assert join("0badc0de0002").lease(str(ZERO)).answer == "wait"
+    assert join("0badc0df0003").lease(str(ZERO)).micro_batches == (0,)
+
+
+def test_a_copy_of_a_suspected_unit_is_made_again_if_its_lease_runs_out(reducer: ReducerSession, join: Join) -> None:
+    _, second = suspected(reducer, join)
+    third = join("third")
+    assert second.lease(str(ZERO)).micro_batches == (0,) and third.lease(str(ZERO)).answer == "wait"
+    reducer.redis.hset(reducer.keys.audits(), "0", "session of second|1|0|second")
+    assert third.lease(str(ZERO)).micro_batches == (0,)
+
+
+def test_a_suspected_unit_that_was_taken_back_is_no_copy(reducer: ReducerSession, join: Join) -> None:
+    _, second = suspected(reducer, join)
+    assert reducer.refuse(ZERO, parts(reducer)[0], "reason", "damaged") != GONE
+    assert second.lease(str(ZERO)).micro_batches == (0,)
+    assert lease_of(reducer, 0, reducer.keys.leases()) == "second" and not reducer.redis.exists(reducer.keys.audits())
+
+
+def test_a_unit_that_two_machines_agree_on_is_settled(reducer: ReducerSession, join: Join) -> None:
+    _, second = suspected(reducer, join)
+    assert send(second, ZERO, *second.lease(str(ZERO)).micro_batches, nonce="copy") == "accepted"
+    reducer.settle(ZERO, 0)
+    records = reducer.audits()
+    assert records.disputes[0].is_settled and not records.copies
+    assert not reducer.redis.exists(reducer.keys.copy(str(ZERO), 0))
+    assert join("third").lease(str(ZERO)).answer == "wait"
+
+
+def test_a_unit_is_suspected_by_the_newest_reducer_on_the_version_it_has(reducer: ReducerSession, join: Join) -> None:
+    first, _ = both(join)
+    assert send(first, ZERO, 0, nonce="first") == "accepted"
+    assert not reducer.suspect(ONE, parts(reducer)[0], "digest") and not reducer.audits().disputes
 
 
 def test_a_unit_is_disputed_by_the_newest_reducer_on_the_version_it_has(reducer: ReducerSession, join: Join) -> None:

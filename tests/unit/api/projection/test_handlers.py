@@ -119,6 +119,14 @@ def test_audits_are_counted() -> None:
         projected(("audited", {"outcome": ["confirmed"]}))
 
 
+def test_a_suspected_update_is_in_the_log() -> None:
+    about = {"version": 3, "micro_batch": 5, "worker": "w1", "outcome": "asked"}
+    [event] = projected(("suspected", about | {"more": 1})).changes.events
+    assert event["data"] == about
+    with pytest.raises(ValueError, match="not an outcome"):
+        projected(("suspected", about | {"outcome": "lost"}))
+
+
 def test_the_kind_of_machine_of_a_worker_and_of_a_reducer_is_in_the_log() -> None:
     kind = {"device": "cpu", "threads": 2}
     opened = {"token": f"1.0.{0:016x}", "sha256": "aa", "parameters": 1, "restored": False, "kind": kind}

@@ -1,0 +1,113 @@
+"""Compares updates with the copies that other machines of the same kind computed, before they count."""
+
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from computeshare.protocol.reducer_session import ReducerSession
+from computeshare.protocol.refusal import AuditRecords, Received
+from computeshare.protocol.round_store import RoundState
+from computeshare.reducer.audits.suspicions import Suspicions
+from computeshare.reducer.gather import Gatherer, Refused
+from computeshare.types import machine_of
+
+log = structlog.get_logger()
+
+
+class Audits:
+    """Compares updates with the copies that a second machine of the same kind computed, before they count.
+
+    The same kind computes the same bits, so any difference is a lie or a fault. A third machine computes the unit
+    again: whoever of the two sent something else is banned, and its updates of the round are refused.
+    """
+
+    def __init__(self, session: ReducerSession, gatherer: Gatherer, suspects: bool) -> None:
+        """`suspects`: whether to ask for copies of updates that are unlike the others of their round."""
+        self._session, self._gatherer = session, gatherer
+        self._suspicions = Suspicions(session, gatherer) if suspects else None
+        self._settled = set[int]()
+        """Units of the round for which two machines sent the same."""
+
+    def check(self, base: RoundState, parts: Mapping[int, Received]) -> None:
+        """Compare what can be compared. Raises Refused: some units were taken back, or copies are to be waited for."""
+        records = self._session.audits()
+        self._settled = {unit for unit, dispute in records.disputes.items() if dispute.is_settled}
+        disputed = {unit for unit, dispute in records.disputes.items() if dispute.parties and not dispute.copied}
+        done = [self._decide(base, parts, unit, records) for unit in disputed & parts.keys()]
+        copied = records.copies.keys() & parts.keys() - disputed
+        done += [self._compare(base, parts[unit], records.copies[unit], records) for unit in copied]
+        self._gatherer.settled = self._settled
+        if not all(done):
+            raise Refused
+        if self._suspicions:
+            self._suspicions.check(base, parts, records, self._settled)
+
+    def _compare(self, base: RoundState, part: Received, copy: Received, records: AuditRecords) -> bool:
+        """Compare an update with its copy; False: they differ, and the unit was taken back."""
+        kind, token, unit = records.kinds.get(part.worker), base.token, part.micro_batch
+        workers = [part.worker, copy.worker]
+        machines = {machine_of(part.worker), machine_of(copy.worker)}
+        if kind is None or kind != records.kinds.get(copy.worker) or len(machines) < 2:
+            self._close(base, part, "skipped", workers)
+            return True
+        sent = {part.worker: self._gatherer.digest((part.base, unit))}
+        sent[copy.worker] = self._gatherer.digest((copy.base, f"{unit}:copy"))
+        digests = {worker: digest for worker, digest in sent.items() if digest is not None}
+        others = {machine_of(worker) for worker in records.present if records.kinds.get(worker) == kind} - machines
+        if len(digests) == 2 and len({*digests.values()}) == 2 and others:
+            return not self._session.dispute(token, part, digests)
+        outcome = "confirmed" if len({*digests.values()}) == 1 else "undecided"
+        self._close(base, part, outcome if len(digests) == 2 else "skipped", workers)
+        return True
+
+    def _decide(self, base: RoundState, parts: Mapping[int, Received], unit: int, records: AuditRecords) -> bool:
+        """Decide a dispute by a third machine's update; False: updates were refused."""
+        parties, third = records.disputes[unit].parties, parts[unit].worker
+        digest = self._gatherer.digest((parts[unit].base, unit))
+        right = [worker for worker, sent in parties.items() if sent == digest]
+        is_third = machine_of(third) not in {machine_of(worker) for worker in parties}
+        is_third = is_third and records.kinds.get(third) in {records.kinds.get(worker) for worker in parties}
+        if not is_third or len(right) != 1:
+            self._close(base, parts[unit], "undecided", [*parties])
+            return not self._refuse_beyond_share(base, parts, unit)
+        (wrong,) = parties.keys() - {*right}
+        self._settle(base, unit)
+        self._tell(base, unit, "mismatched", [wrong, *right, third])
+        reason = f"audit: its update for micro-batch {unit}, version {base.version}, was not what two machines computed"
+        for worker in {wrong} | {one for one in records.present if machine_of(one) == machine_of(wrong)}:
+            self._session.ban(base.token, worker, reason)
+        bad = [part for part in parts.values() if machine_of(part.worker) == machine_of(wrong)]
+        for part in bad:
+            self._settled.discard(part.micro_batch)
+            self._session.close_audit(base.token, part.micro_batch)
+            self._session.refuse(base.token, part, reason, "damaged")
+        return not bad
+
+    def _refuse_beyond_share(self, base: RoundState, parts: Mapping[int, Received], unit: int) -> bool:
+        """Take an update back that nobody confirmed, if its machine would make more than its share by it."""
+        machine = machine_of(parts[unit].worker)
+        counted = [one for one in parts.values() if machine_of(one.worker) == machine]
+        if sum(one.micro_batch not in self._settled for one in counted) <= self._gatherer.share_of(base.needed):
+            return False
+        self._session.refuse(base.token, parts[unit], "audit: undecided, and beyond its machine's share", "lost")
+        return True
+
+    def _settle(self, base: RoundState, unit: int) -> None:
+        self._settled.add(unit)
+        self._session.settle(base.token, unit)
+
+    def _close(self, base: RoundState, part: Received, outcome: str, workers: Sequence[str]) -> None:
+        """End an audit after which the update `part` counts."""
+        if outcome == "confirmed":
+            self._settle(base, part.micro_batch)
+        else:
+            self._session.close_audit(base.token, part.micro_batch)
+        if self._suspicions:
+            self._suspicions.clear(base.token, part)
+        self._tell(base, part.micro_batch, outcome, workers)
+
+    def _tell(self, base: RoundState, unit: int, outcome: str, workers: Sequence[str]) -> None:
+        about = {"version": base.version, "micro_batch": unit, "outcome": outcome, "workers": workers}
+        self._session.announce("audited", about)
+        if outcome in ("mismatched", "undecided"):
+            log.warning("audited", job=self._session.job_id, **about)

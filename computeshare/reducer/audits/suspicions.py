@@ -1,0 +1,123 @@
+"""Has updates that are unlike the others of their round computed again by another machine, before they count."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Set
+from typing import Literal
+
+import numpy as np
+import structlog
+
+from computeshare.protocol.reducer_session import ReducerSession
+from computeshare.protocol.refusal import AuditRecords, Received
+from computeshare.protocol.round_store import RoundState
+from computeshare.reducer.gather import Gatherer, Refused, RoundUpdates
+from computeshare.strategies.averages import Mean, products, stacked, suspected_in
+from computeshare.types import Token, machine_of
+
+log = structlog.get_logger()
+
+VAIN = 0.02
+"""Share of a machine's units that are computed again though they were right; one more is allowed."""
+RENEWED_MS = 30_000
+"""Time left of a suspicion at which it is renewed while the job is paused."""
+
+
+class Suspicions:
+    """Asks another machine of the same kind for a copy of each update that is far longer than the others of its round,
+    or points away from them. `Audits` compares both: a wrong update is replaced before the round is committed.
+
+    In a round, less than half of the units are asked for. Of a machine whose updates were right, at most 2 % and one
+    more are; and of none if no other machine of its kind is there. What is not asked for counts as `combine` has it.
+    """
+
+    def __init__(self, session: ReducerSession, gatherer: Gatherer) -> None:
+        self._session, self._gatherer = session, gatherer
+        self._token: Token | None = None
+        self._asked, self._spared = set[int](), set[int]()
+        """Units of the round that starts from `_token`: asked for; not to be asked for any more."""
+        self._is_counted = False
+        self._units, self._vain = Counter[str](), Counter[str]()
+        """Of each machine: units in all rounds; those that were asked for in vain."""
+        self._told = set[str]()
+        """Machines of which an event says that their updates cannot be computed again."""
+
+    def check(self, base: RoundState, parts: Mapping[int, Received], records: AuditRecords, settled: Set[int]) -> None:
+        """Ask for copies of suspected updates. Raises Refused: copies are to be waited for, or updates were invalid.
+
+        Args:
+            settled: units for which two machines sent the same.
+        """
+        self._begin(base.token)
+        open_ = [unit for unit, one in records.disputes.items() if one.copied and unit in parts]
+        waiting = [self._waits(base, parts[unit], records) for unit in open_ if unit not in records.copies]
+        if any(waiting):
+            raise Refused
+        if len(self._asked) < (len(parts) - 1) // 2:
+            found = [unit for unit in self._unlike(base, parts) if unit not in settled | self._spared]
+            asked = [self._ask(base, parts[unit], records) for unit in found]
+            if any(asked):
+                raise Refused
+        if not self._is_counted:
+            self._units.update(machine_of(part.worker) for part in parts.values())
+            self._is_counted = True
+
+    def clear(self, token: Token, part: Received) -> None:
+        """Note that an audit of `part` has ended, and that it counts."""
+        self._begin(token)
+        self._vain[machine_of(part.worker)] += part.micro_batch in self._asked
+
+    def _begin(self, token: Token) -> None:
+        if token != self._token:
+            self._token, self._asked, self._spared, self._is_counted = token, set(), set(), False
+
+    def _waits(self, base: RoundState, part: Received, records: AuditRecords) -> bool:
+        """Whether a suspected update waits for its copy."""
+        left_ms = records.disputes[part.micro_batch].left_ms
+        if base.status != "running":  # nobody computes
+            return left_ms > RENEWED_MS or self._suspect(base, part)
+        if left_ms > 0:
+            return True
+        self._session.close_audit(base.token, part.micro_batch)
+        self._spared.add(part.micro_batch)
+        self.clear(base.token, part)
+        self._tell(base, part, "late")
+        return False
+
+    def _unlike(self, base: RoundState, parts: Mapping[int, Received]) -> Iterable[int]:
+        """The units whose updates are unlike the others. Raises Refused: some updates were invalid."""
+        updates = RoundUpdates(self._gatherer, base, dict(parts), lambda: Mean(1))
+        total = np.zeros((len(parts), len(parts)))
+        try:
+            for bucket in range(len(self._gatherer.layout.buckets)):
+                total += products(stacked(updates.read(bucket), len(parts)))
+        finally:
+            self._gatherer.settle()
+        units = sorted(parts)
+        return [units[row] for row in suspected_in(total)]
+
+    def _ask(self, base: RoundState, part: Received, records: AuditRecords) -> bool:
+        """Ask for a copy of a suspected update, unless it is of no use or too often in vain; whether it was."""
+        machine, kind = machine_of(part.worker), records.kinds.get(part.worker)
+        self._spared.add(part.micro_batch)
+        if self._vain[machine] > VAIN * self._units[machine]:
+            return False
+        others = {machine_of(one) for one in records.present if records.kinds.get(one) == kind} - {machine}
+        if not others and base.status == "running":
+            if machine not in self._told:
+                self._tell(base, part, "alone")
+            self._told.add(machine)
+            return False
+        if not self._suspect(base, part):
+            return False
+        self._asked.add(part.micro_batch)
+        self._tell(base, part, "asked")
+        return True
+
+    def _suspect(self, base: RoundState, part: Received) -> bool:
+        digest = self._gatherer.digest((part.base, part.micro_batch))
+        return digest is not None and self._session.suspect(base.token, part, digest)
+
+    def _tell(self, base: RoundState, part: Received, outcome: Literal["asked", "alone", "late"]) -> None:
+        about = {"version": base.version, "micro_batch": part.micro_batch, "worker": part.worker, "outcome": outcome}
+        self._session.announce("suspected", about)
+        log.warning("suspected an update", job=self._session.job_id, **about)
