@@ -62,6 +62,8 @@ def pretrained(model, base):
 """A recipe that trains all weights, on the same data."""
 PRETRAIN_BYTES, TEXT_BYTES, TEST_BYTES = 8_000_000, 1_000_000, 60_000
 REPLICAS, STEPS = 4, 25
+JOB_STEPS = 10
+"""Inner steps of the job, so that it has several rounds."""
 
 
 def main() -> None:
@@ -153,12 +155,17 @@ def source_code(folder: Path, most: int) -> bytes:
 def jobs(scene: Scene, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Train the jobs, one after the other; what REST says of each."""
     adam = {"name": "AdamW", "betas": [0.9, 0.99], "weight_decay": 0.0}
-    local = {"kind": "local", "replicas": REPLICAS, "inner_steps": STEPS, "inner_optimizer": {**adam, "lr": options.lr}}
+    inner = {"inner_steps": JOB_STEPS, "inner_optimizer": {**adam, "lr": options.lr}}
+    local = {"strategy": {"kind": "local", "replicas": REPLICAS, **inner}}
+
+    def sync(lr: float) -> dict[str, Any]:
+        return {"optimizer": {**adam, "lr": lr}, "schedule": {"name": "linear"}}  # as is usual for fine-tuning
+
     lora = {"base": str(scene.base), "rank": options.rank}
     plans: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
-        ("all weights, sync", "full", {"base": str(scene.base)}, {"optimizer": {**adam, "lr": options.full_lr}}),
-        ("adapters, sync", "lora", lora, {"optimizer": {**adam, "lr": options.lr}}),
-        ("adapters, local", "lora", lora, {"strategy": local, "micro_batches_per_round": REPLICAS * STEPS}),
+        ("all weights, sync", "full", {"base": str(scene.base)}, sync(options.full_lr)),
+        ("adapters, sync", "lora", lora, sync(options.lr)),
+        ("adapters, local", "lora", lora, {**local, "micro_batches_per_round": REPLICAS * JOB_STEPS}),
     ]
     found = []
     with ours.plane(2, Settings().data_dir) as plane:

@@ -12,6 +12,7 @@ joins over TCP; it is killed by SIGKILL when half of the training images have ar
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -53,6 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the trainings")
     parser.add_argument("--seconds", type=float, default=30, help="of a measurement of speed, for each of the two")
     parser.add_argument("--pairs", type=int, default=2, help="measurements of speed, in turns")
     parser.add_argument("--inner-steps", type=int, default=20)
@@ -116,13 +118,11 @@ class Data:
 def measure(plane: ours.Plane, data: Data, options: argparse.Namespace) -> Part:
     """Accuracy, speed, and a second worker."""
     document = job(options.inner_steps, replicas=1)
-    with ThreadPoolExecutor(1) as pool:
-        training = pool.submit(ours.train, plane, document | {"epochs": options.epochs}, scored=False)
-        loop = Loop(data, options.epochs)
-        for _ in range(options.epochs):
-            loop.epoch()
-        own, plain = float(training.result().job["accuracy"]), loop.accuracy()
-    say(f"accuracy: {own:.2%}, plain loop {plain:.2%}")
+    accuracies = []
+    for seed in options.seeds:
+        accuracies.append(accuracy(plane, data, document | {"epochs": options.epochs, "seed": seed}))
+        say("accuracy: {:.2%}, plain loop {:.2%}".format(*accuracies[-1]))
+    own, plain = map(statistics.mean, zip(*accuracies, strict=True))
     rates = []
     for _ in range(options.pairs):
         rate = ours.train(plane, document | {"rounds": ROUNDS}, options.seconds, scored=False).course.samples_per_s
@@ -134,7 +134,8 @@ def measure(plane: ours.Plane, data: Data, options: argparse.Namespace) -> Part:
         f"ResNet-18 on {options.images:,} JPEGs in {len(shapes.SHAPES)} classes, one worker",
         ["", "ComputeShare", "plain loop", "ratio"],
         [["test accuracy, %", 100 * own, 100 * plain, own / plain], paired("samples/s", rates)],
-        f"Epochs: {options.epochs}. Difference in accuracy: {100 * (own - plain):+.2f} points. Pairs: {options.pairs}.",
+        f"Epochs: {options.epochs}. Difference in accuracy: {100 * (own - plain):+.2f} points, mean of "
+        f"{len(options.seeds)} seeds. Pairs: {options.pairs}.",
     )
     second = Table(
         "A second worker with an empty home, killed halfway through fetching and started again",
@@ -142,8 +143,18 @@ def measure(plane: ours.Plane, data: Data, options: argparse.Namespace) -> Part:
         [[data.training_bytes / 1e6, fetched, seconds]],
         "The kill costs at most the piece of 4 MiB that is on its way.",
     )
-    details = {"rates": rates, "accuracy": [own, plain], "second worker": [fetched, seconds, accepted]}
+    details = {"rates": rates, "accuracy": accuracies, "second worker": [fetched, seconds, accepted]}
     return Part([classifier, second], details={"own images": details})
+
+
+def accuracy(plane: ours.Plane, data: Data, document: dict[str, Any]) -> tuple[float, float]:
+    """The accuracy that a job reaches, and that of a plain loop, trained at the same time."""
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(ours.train, plane, document, scored=False)
+        loop = Loop(data, document["epochs"], document["seed"])
+        for _ in range(document["epochs"]):
+            loop.epoch()
+        return float(training.result().job["accuracy"]), loop.accuracy()
 
 
 def job(inner_steps: int, replicas: int) -> dict[str, Any]:
@@ -176,10 +187,10 @@ def job(inner_steps: int, replicas: int) -> dict[str, Any]:
 class Loop:
     """A plain PyTorch loop with the job's settings, in channels last."""
 
-    def __init__(self, data: Data, epochs: int) -> None:
+    def __init__(self, data: Data, epochs: int, seed: int = 0) -> None:
         from torchvision.models import resnet18
 
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         self._data = data
         self._images, labels = prepared.read(data.folder / "train" / IMAGES)
         self._labels = torch.from_numpy(labels.astype(np.int64))
