@@ -9,12 +9,16 @@ from computeshare.errors import ComputeShareError, SpecError
 
 
 class NotFound(ComputeShareError):
-    """There is no such job, checkpoint, worker, webhook or page."""
+    """There is no such job, checkpoint, worker, webhook or page: `what` says so, without the command that lists all."""
+
+    def __init__(self, what: str, listed_by: str = "") -> None:
+        super().__init__(f"{what}: `{listed_by}` lists all" if listed_by else what)
+        self.what = what
 
 
 def no_job(job_id: str) -> NotFound:
     """The error of a job's id that no job has."""
-    return NotFound(f"there is no job {job_id}: `computeshare jobs list` shows those that there are")
+    return NotFound(f"there is no job {job_id}", "computeshare jobs list")
 
 
 class Conflict(ComputeShareError):

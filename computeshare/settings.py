@@ -200,7 +200,7 @@ class Settings(BaseSettings):
         except OSError as error:
             raise NoToken(
                 f"no token in {self.token_path}: set COMPUTESHARE_TOKEN to what `computeshare token` prints on the "
-                "control plane's machine"
+                "control plane's machine, or ask its owner for a token of your own"
             ) from error
 
     def ensure_token(self) -> str:

@@ -87,7 +87,7 @@ class Tokens:
             mine = TOKEN.c.id == token_id
             row = connection.execute(TOKEN.delete().where(mine).returning(TOKEN.c.name)).one_or_none()
             if row is None:
-                raise NotFound(f"there is no token {token_id}: `computeshare tokens list` shows those that there are")
+                raise NotFound(f"there is no token {token_id}", "computeshare tokens list")
             record(connection, "token.revoke", token_id, name=row.name)
 
     def find(self, secret: str, column: str = "digest") -> Caller | None:

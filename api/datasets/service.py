@@ -150,7 +150,7 @@ def _facts(request: DatasetRequest) -> DatasetFacts:
 def _find(session: Session, name: str) -> Dataset:
     row = session.get(Dataset, name)
     if row is None:
-        raise NotFound(f"there is no data set {name}: `computeshare data list` shows those that there are")
+        raise NotFound(f"there is no data set {name}", "computeshare data list")
     return row
 
 

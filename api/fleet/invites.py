@@ -111,7 +111,7 @@ class InviteService:
         """One invite. Raises NotFound."""
         for invite in _found(self._database, INVITE.c.id == invite_id):
             return invite
-        raise NotFound(f"there is no invite {invite_id}: `computeshare workers invites` shows those that there are")
+        raise _no_invite(invite_id)
 
     def have_joined(self, queue: str) -> bool:
         """Whether a machine that joined by an invite has served this queue, and may still do so."""
@@ -126,9 +126,7 @@ class InviteService:
         """
         with self._database.writing() as connection:
             if not connection.execute(INVITE.delete().where(INVITE.c.id == invite_id)).rowcount:
-                raise NotFound(
-                    f"there is no invite {invite_id}: `computeshare workers invites` shows those that there are"
-                )
+                raise _no_invite(invite_id)
             record(connection, "invite.withdraw", invite_id)
         if self._broker:
             traffic.forget(self._broker, invite_id)
@@ -225,6 +223,10 @@ def is_nearby(host: str) -> bool:
 
 def _digest(code: str) -> str:
     return hashlib.sha256(code.encode(errors="replace")).hexdigest()
+
+
+def _no_invite(invite_id: str) -> NotFound:
+    return NotFound(f"there is no invite {invite_id}", "computeshare workers invites")
 
 
 def _found(database: Database, *which: ColumnElement[bool]) -> list[InvitePublic]:

@@ -11,7 +11,7 @@ from api.deps import Services, ServicesDep
 from api.errors import NotFound
 from api.pages.compare_schemas import Comparison
 from api.pages.comparison import compared
-from api.pages.page_response import ViewsDep, render
+from api.pages.page_response import ViewsDep, capital, render
 from api.pages.views import PLOT_POINTS, Views
 from computeshare.jobspec.documents.differences import FEWEST, MOST
 from computeshare.strategies.registry import stored
@@ -54,7 +54,7 @@ def compare(request: Request, services: ServicesDep, views: ViewsDep, ids: Ids =
             found = _compared(services, chosen)
             data, tables = _data(views, chosen), [views.table(job_id) for job_id in chosen]
     except NotFound as error:
-        return _refused(request, "These jobs cannot be compared", str(error).partition(":")[0])
+        return _refused(request, "These jobs cannot be compared", f"{capital(error.what)}.")
     return render(
         request,
         "compare.html",

@@ -43,6 +43,11 @@ def missing(request: Request, heading: str, text: str, status_code: int = 404) -
     return render(request, "error.html", status_code, heading=heading, text=text)
 
 
+def capital(text: str) -> str:
+    """A text that begins with a capital letter."""
+    return text[:1].upper() + text[1:]
+
+
 class PageRoute(APIRoute):
     """A page that explains itself where there is no such job, or no such page of a list."""
 
@@ -55,8 +60,9 @@ class PageRoute(APIRoute):
             try:
                 return await handle(request)
             except NotFound as error:
-                heading = str(error).partition(":")[0]  # what follows is said to the command line
-                return missing(request, heading[:1].upper() + heading[1:], "It may have been deleted.")
+                heading, _, reason = error.what.partition(": ")
+                text = f"{capital(reason)}." if reason else "It may have been deleted."
+                return missing(request, capital(heading), text)
             except BadCursor as error:
                 return missing(request, "There is no such page", str(error))
 

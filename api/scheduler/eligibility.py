@@ -162,8 +162,8 @@ def _outside(connection: Connection, workers: Sequence[WorkerInfo]) -> dict[Pair
     rows = connection.execute(select(JOB.c.id, JOB.c.spec).where(JOB.c.status.in_(ACTIVE))).all()
     jobs = [row.id for row in rows if stored(row.spec).staging]
     why = (
-        "machines that joined by an invite hold no stages of a model: start its worker with the broker's address "
-        "(--redis-url), or train with strategy local, for which a machine holds the whole model"
+        "machines that joined by an invite hold no stages of a model. Start the machine's worker with the broker's "
+        "address (--redis-url), or choose another strategy"
     )
     return {(job, one.id): f"{one.name or one.id} cannot take part: {why}" for job in jobs for one in there}
 

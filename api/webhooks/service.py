@@ -209,7 +209,7 @@ def _deliveries(which: ColumnElement[bool]) -> Select[Delivery]:
 def _find(session: Session, hook_id: str) -> Webhook:
     hook = session.get(Webhook, hook_id)
     if hook is None:
-        raise NotFound(f"there is no webhook {hook_id}: `computeshare webhooks list` shows those that there are")
+        raise NotFound(f"there is no webhook {hook_id}", "computeshare webhooks list")
     return hook
 
 

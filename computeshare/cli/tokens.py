@@ -103,7 +103,7 @@ def token_id(tokens: Sequence[dict[str, Any]], token: str) -> str:
     for one in tokens:
         if token in (one["id"], one["name"]):
             return str(one["id"])
-    raise Problem(f"there is no token {token}: computeshare tokens list shows them", 404)
+    raise Problem(f"there is no token {token}: `computeshare tokens list` lists all", 404)
 
 
 def _table(tokens: Sequence[dict[str, Any]], now: datetime) -> Table:
@@ -121,7 +121,7 @@ def _table(tokens: Sequence[dict[str, Any]], now: datetime) -> Table:
 
 def _log(entries: Sequence[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("When", "Who", "Action", "Of", "Details", "From"):
+    for heading in ("When", "Who", "Action", "Subject", "Details", "Address"):
         table.add_column(heading, overflow="fold", no_wrap=heading == "When")
     for one in entries:
         at = parse_time(one["at"])

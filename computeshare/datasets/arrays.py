@@ -110,7 +110,8 @@ def _named(arrays: Mapping[str, Array], path: Path) -> dict[str, Pair]:
 
 def _loaded(path: Path) -> dict[str, Array]:
     if path.suffix.lower() not in SUFFIXES:
-        raise DatasetError(f"{path} is neither a .npz nor a .safetensors file: give one, or another --kind")
+        told = f"{path} is neither a .npz nor a .safetensors file: give one, a folder of them, or another --kind"
+        raise DatasetError(told)
     try:
         if path.suffix.lower() == ".npz":
             with np.load(path, allow_pickle=False) as file:

@@ -91,7 +91,10 @@ def token(machine: Surroundings) -> Check:
     except ApiError as error:
         if error.status not in (401, 403):
             return Check("token", "warn", f"cannot be checked: {error}")
-        advice = "set COMPUTESHARE_TOKEN to the control plane's token (the file HOME/token on its machine)"
+        advice = (
+            "set COMPUTESHARE_TOKEN to what `computeshare token` prints on the control plane's machine, or ask its "
+            "owner for a token of your own"
+        )
         return Check("token", "fail", str(error), advice)
     except ComputeShareError:
         return Check("token", "warn", "cannot be checked: no control plane answers")

@@ -265,8 +265,8 @@ class JobSpec(Part):
         le=1,
         title="Audits",
         description="share of the units that a second machine of the same kind computes as well, so that machines that "
-        "send wrong updates are found and banned; with strategy local also each unit whose update is unlike the others "
-        "of its round; 0: none; default: 0.02 if invited machines serve the queue when the "
+        "send wrong updates are found and banned; with strategy local also units whose update is unlike the others "
+        "of their round; 0: none; default: 0.02 if invited machines serve the queue when the "
         "job is created and machines of one kind send the same bits, else 0",
     )
     requires: Annotated[Needs | None, Control(MACHINES, change="active")] = Field(

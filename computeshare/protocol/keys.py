@@ -293,8 +293,11 @@ class JobKeys:
         return self.update(token, f"{micro_batch}:copy")
 
     def disputes(self) -> str:
-        """hash of the current round: micro-batch that another machine is to compute again, or has, to JSON: the
-        `parties` (workers with the digests of their updates; empty once two machines sent the same), `copied`, `ends`.
+        """hash of the current round: micro-batch that another machine is to compute again, or has, to JSON.
+
+        `parties`: the workers with the digests of their updates; empty once two machines sent the same. `copied`: true,
+        the update stays and a copy is asked for; false, it was taken back. `ends`: until when the parties get no lease
+        on the micro-batch, in milliseconds since the epoch.
         """
         return self._key("disputes")
 

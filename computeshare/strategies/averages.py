@@ -180,14 +180,13 @@ def opposed_in(products: Matrix) -> list[int]:
 
 
 def suspected_in(products: Matrix) -> list[int]:
-    """The updates that are unlike the others, by their inner products (n, n); less than half of them.
+    """The updates that are unlike the others, by their inner products (n, n); none of fewer than three.
 
     First those that are more than `FAR` times as long as the median of the others, the longest first; then those that
     point away from the others' mean direction (a cosine below `AWAY`), the most opposed first.
     """
     count, lengths, cosines = len(products), np.sqrt(np.diagonal(products)), _cosines(products)
-    most = (count - 1) // 2
-    if not most:
+    if count < 3:
         return []
     usual = np.array([np.sort(np.delete(lengths, row))[(count - 2) // 2] for row in range(count)])
     long = [int(row) for row in np.argsort(-lengths) if lengths[row] > FAR * usual[row] > 0]
@@ -195,7 +194,7 @@ def suspected_in(products: Matrix) -> list[int]:
     squares = np.array([np.delete(np.delete(cosines, row, 0), row, 1).sum() for row in range(count)])
     agreements = sums / np.sqrt(np.maximum(squares, np.finfo(np.float64).eps))
     away = [int(row) for row in np.argsort(agreements) if agreements[row] < AWAY]
-    return [*dict.fromkeys([*long, *away])][:most]
+    return [*dict.fromkeys([*long, *away])]
 
 
 def _cosines(products: Matrix) -> Matrix:

@@ -69,7 +69,8 @@ class ServerOptimizer:
         if not parameters.shape == gradient.shape == self._shape:
             raise ShapeError(f"parameters {parameters.shape} and gradient {gradient.shape} must both be {self._shape}")
         following = parameters if in_place and parameters.flags.writeable else parameters.copy()
-        if (self._rules.clip_norm and not in_place) or not gradient.flags.writeable:  # torch warns about these
+        if (self._rules.clip_norm and not in_place) or not gradient.flags.writeable:
+            # clipping changes the gradient in place; torch warns about an array that is not writable
             gradient = gradient.copy()
         gradients = torch.from_numpy(gradient)
         clip((gradients[t.start : t.stop].view(t.shape) for t in self._tensors), self._rules.clip_norm)

@@ -21,7 +21,8 @@ def lan_address() -> str:
         if address and _is_of_a_network(address):
             return address
     raise SettingsError(
-        "--lan: this machine has no address on a local network; connect it, or name an address by --public-url"
+        "--lan: this machine has no address on a local network; connect it, name an address by --public-url, or leave "
+        "out --lan"
     )
 
 

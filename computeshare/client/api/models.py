@@ -388,7 +388,7 @@ def raise_for_problem(response: httpx2.Response) -> None:
     if response.status_code == 401:
         detail = (
             "the control plane got no token that it knows: set COMPUTESHARE_TOKEN to what `computeshare token` prints "
-            "on its machine"
+            "on the control plane's machine, or ask its owner for a token of your own"
         )
     raise Problem(detail, response.status_code, list(_field_errors(body.get("errors"))))
 

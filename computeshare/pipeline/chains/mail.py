@@ -51,11 +51,10 @@ class Inbox:
         self._kept: dict[tuple[str, int, str], Letter] = {}
 
     def order(self, goes_on: Callable[[], bool]) -> Letter | None:
-        """Wait for a leader's newest order; None: `goes_on` was false."""
+        """Wait for a leader's newest order, whose turn the caller begins; None: `goes_on` was false."""
         while goes_on():
             if orders := [letter for letter in self._kept.values() if letter.tag == ORDER]:
                 newest = max(orders, key=lambda letter: letter.turn)
-                self.begin(newest.turn)
                 self._kept.pop((newest.attempt, newest.stage, ORDER))
                 return newest
             self._read()

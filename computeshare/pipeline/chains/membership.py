@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Sequence
 
 import structlog
@@ -17,6 +18,8 @@ from computeshare.protocol.scripts import Scripts
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
 
 EVERY_S = 0.25
+ASK_S = 20.0
+"""Seconds between two questions whether the connection for news is still there."""
 LIFE_MS = 5000
 """A worker that was not seen for so long loses its stages to others."""
 LOST_MS = 600
@@ -137,11 +140,15 @@ class Membership:
             wake(self._redis, self._keys.mail(self.own.session))
 
     def _keep(self) -> None:
+        asked = time.monotonic()
         with self._news:
             while not self._over.is_set():
                 try:
                     self._news.get_message(timeout=EVERY_S)
                     self._renew()
+                    if time.monotonic() > asked + ASK_S:  # or a connection that the broker has lost would go unnoticed
+                        asked = time.monotonic()
+                        self._news.ping()
                 except RedisError as error:
                     log.warning("placement not renewed", error=str(error))
                     self._over.wait(EVERY_S)

@@ -138,6 +138,9 @@ end
 local again, room, fair = 4000, 0, 0 -- room: units that this machine may still make, if there is a limit
 local granted, moved, copy = {}, {}, nil
 
+local function is_of_no_share(unit) -- taken back, or sent by two machines alike; not one that is merely suspected
+  return disputed[unit] and not disputed[unit].copied
+end
 local function count_room()
   room = math.huge
   if sharers == 0 then return end
@@ -145,14 +148,14 @@ local function count_room()
   for _, all in ipairs(leases) do
     for i = 1, #all, 2 do
       local expires, holder = all[i + 1]:match("^.-|(.-)|.-|(.*)$")
-      local counts = tonumber(expires) > now and is_of_round(all[i]) and not disputed[all[i]]
+      local counts = tonumber(expires) > now and is_of_round(all[i]) and not is_of_no_share(all[i])
       if counts and machine_of(holder) == machine_of(worker) then room = room - 1 end
     end
   end
   local received = redis.call("HGETALL", received_key)
   for i = 1, #received, 2 do
     local is_own = machine_of(cjson.decode(received[i + 1]).worker) == machine_of(worker)
-    if is_own and not disputed[received[i]] then room = room - 1 end
+    if is_own and not is_of_no_share(received[i]) then room = room - 1 end
   end
   if room < 1 then again = math.min(again, 1000) end
 end

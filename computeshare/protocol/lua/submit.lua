@@ -129,8 +129,8 @@ local function is_late(micro_batch, place) -- whether its update will not count 
   return token ~= ((is_early(micro_batch) or base == "") and current or base)
 end
 
-local disputed = {} -- units that are of no worker's share
-for _, unit in ipairs(redis.call("HKEYS", disputes_key)) do disputed[unit] = true end
+local disputed, disputes = {}, redis.call("HGETALL", disputes_key) -- units that are of no worker's share
+for i = 1, #disputes, 2 do disputed[disputes[i]] = not cjson.decode(disputes[i + 1]).copied end
 local function room_in(key, units, needs) -- how many of a round's updates may still be this worker's
   local room = closed and 0 or units -- a closed round accepts no more
   if sharers == 0 then return room end

@@ -71,8 +71,6 @@ class Audits:
             self._close(base, parts[unit], "undecided", [*parties])
             return not self._refuse_beyond_share(base, parts, unit)
         (wrong,) = parties.keys() - {*right}
-        self._settle(base, unit)
-        self._tell(base, unit, "mismatched", [wrong, *right, third])
         reason = f"audit: its update for micro-batch {unit}, version {base.version}, was not what two machines computed"
         for worker in {wrong} | {one for one in records.present if machine_of(one) == machine_of(wrong)}:
             self._session.ban(base.token, worker, reason)
@@ -81,6 +79,8 @@ class Audits:
             self._settled.discard(part.micro_batch)
             self._session.close_audit(base.token, part.micro_batch)
             self._session.refuse(base.token, part, reason, "damaged")
+        self._settle(base, unit)  # at last: a reducer that ends before decides again
+        self._tell(base, unit, "mismatched", [wrong, *right, third])
         return not bad
 
     def _refuse_beyond_share(self, base: RoundState, parts: Mapping[int, Received], unit: int) -> bool:
@@ -100,10 +100,10 @@ class Audits:
         """End an audit after which the update `part` counts."""
         if outcome == "confirmed":
             self._settle(base, part.micro_batch)
+            if self._suspicions:
+                self._suspicions.clear(base.token, part)
         else:
             self._session.close_audit(base.token, part.micro_batch)
-        if self._suspicions:
-            self._suspicions.clear(base.token, part)
         self._tell(base, part.micro_batch, outcome, workers)
 
     def _tell(self, base: RoundState, unit: int, outcome: str, workers: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
+from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -18,6 +19,8 @@ log = structlog.get_logger()
 
 VAIN = 0.02
 """Share of a machine's units that are computed again though they were right; one more is allowed."""
+LATE = 3
+"""Units of a machine whose copy never came, after which a round does not wait for copies of its units any more."""
 RENEWED_MS = 30_000
 """Time left of a suspicion at which it is renewed while the job is paused."""
 
@@ -27,7 +30,8 @@ class Suspicions:
     or points away from them. `Audits` compares both: a wrong update is replaced before the round is committed.
 
     In a round, less than half of the units are asked for. Of a machine whose updates were right, at most 2 % and one
-    more are; and of none if no other machine of its kind is there. What is not asked for counts as `combine` has it.
+    more are; none once three copies never came, or if no other machine of its kind is there. What is not asked for
+    counts as `combine` has it.
     """
 
     def __init__(self, session: ReducerSession, gatherer: Gatherer) -> None:
@@ -36,8 +40,8 @@ class Suspicions:
         self._asked, self._spared = set[int](), set[int]()
         """Units of the round that starts from `_token`: asked for; not to be asked for any more."""
         self._is_counted = False
-        self._units, self._vain = Counter[str](), Counter[str]()
-        """Of each machine: units in all rounds; those that were asked for in vain."""
+        self._units, self._vain, self._late = Counter[str](), Counter[str](), Counter[str]()
+        """Of each machine: units in all rounds; those that were right though asked for; those whose copy never came."""
         self._told = set[str]()
         """Machines of which an event says that their updates cannot be computed again."""
 
@@ -52,17 +56,17 @@ class Suspicions:
         waiting = [self._waits(base, parts[unit], records) for unit in open_ if unit not in records.copies]
         if any(waiting):
             raise Refused
-        if len(self._asked) < (len(parts) - 1) // 2:
-            found = [unit for unit in self._unlike(base, parts) if unit not in settled | self._spared]
-            asked = [self._ask(base, parts[unit], records) for unit in found]
-            if any(asked):
+        if (most := (len(parts) - 1) // 2 - len(self._asked)) > 0:
+            unlike = (unit for unit in self._unlike(base, parts) if unit not in settled | self._spared)
+            asked = (unit for unit in unlike if self._ask(base, parts[unit], records))
+            if [*islice(asked, most)]:
                 raise Refused
         if not self._is_counted:
             self._units.update(machine_of(part.worker) for part in parts.values())
             self._is_counted = True
 
     def clear(self, token: Token, part: Received) -> None:
-        """Note that an audit of `part` has ended, and that it counts."""
+        """Note that another machine has sent the same as `part`."""
         self._begin(token)
         self._vain[machine_of(part.worker)] += part.micro_batch in self._asked
 
@@ -75,12 +79,13 @@ class Suspicions:
         left_ms = records.disputes[part.micro_batch].left_ms
         if base.status != "running":  # nobody computes
             return left_ms > RENEWED_MS or self._suspect(base, part)
-        if left_ms > 0:
+        others = self._others(part, records)
+        if left_ms > 0 and others:
             return True
         self._session.close_audit(base.token, part.micro_batch)
         self._spared.add(part.micro_batch)
-        self.clear(base.token, part)
-        self._tell(base, part, "late")
+        self._late[machine_of(part.worker)] += bool(others)
+        self._tell(base, part, "late" if others else "alone")
         return False
 
     def _unlike(self, base: RoundState, parts: Mapping[int, Received]) -> Iterable[int]:
@@ -97,12 +102,11 @@ class Suspicions:
 
     def _ask(self, base: RoundState, part: Received, records: AuditRecords) -> bool:
         """Ask for a copy of a suspected update, unless it is of no use or too often in vain; whether it was."""
-        machine, kind = machine_of(part.worker), records.kinds.get(part.worker)
+        machine = machine_of(part.worker)
         self._spared.add(part.micro_batch)
-        if self._vain[machine] > VAIN * self._units[machine]:
+        if self._vain[machine] > VAIN * self._units[machine] or self._late[machine] >= LATE:
             return False
-        others = {machine_of(one) for one in records.present if records.kinds.get(one) == kind} - {machine}
-        if not others and base.status == "running":
+        if not self._others(part, records) and base.status == "running":
             if machine not in self._told:
                 self._tell(base, part, "alone")
             self._told.add(machine)
@@ -112,6 +116,12 @@ class Suspicions:
         self._asked.add(part.micro_batch)
         self._tell(base, part, "asked")
         return True
+
+    def _others(self, part: Received, records: AuditRecords) -> set[str]:
+        """The machines in the job of the same kind as the one that made `part`, without that."""
+        kinds = records.kinds
+        alike = {machine_of(one) for one in records.present if kinds.get(one) == kinds.get(part.worker)}
+        return alike - {machine_of(part.worker)}
 
     def _suspect(self, base: RoundState, part: Received) -> bool:
         digest = self._gatherer.digest((part.base, part.micro_batch))

@@ -37,8 +37,10 @@ class Inbox:
         self._session, self._codec, self._layout = session, CODECS[codec], layout
         self.chained = self._codec.differences
         """Whether versions are published as differences from the version before."""
-        self._rooms = [weights_room(layout) for _ in range(1 if self.chained else kept)]
-        """Memory to receive versions, in turn; differences are added to the version before, in new memory."""
+        self._rooms = [weights_room(layout) for _ in range(kept)]
+        """Memory to receive versions, in turn: the first is the next to write to. Differences are added to the version
+        before, in new memory.
+        """
         self._held: Weights | None = None
         self._token = ""
         """Token of the weights kept."""
@@ -85,7 +87,6 @@ class Inbox:
         until as many other versions have been fetched as are `kept`. Raises CodecError: they are damaged.
         """
         self._settle()
-        self._rooms.append(self._rooms.pop(0))
         weights: Weights | None = None
         if self.chained:
             if pulled := session.read_since(self._token, token, self.parts, self._rooms[0]):
@@ -95,6 +96,8 @@ class Inbox:
         if weights is not None and not self.is_right():
             self.forget()
             raise CodecError("they do not match its digest")
+        if weights is not None:  # else the same memory is written anew, and the versions before stay valid
+            self._rooms.append(self._rooms.pop(0))
         return weights
 
     @property

@@ -60,6 +60,14 @@ class Order:
         except MALFORMED as error:
             raise CodecError("a leader's order is malformed") from error
 
+    @classmethod
+    def of(cls, letter: Letter) -> "Order":
+        """The order in a letter. Raises CodecError: it is none, or of another placement than the letter's turn."""
+        order = cls.parse(letter.body)
+        if letter.turn >> TURN_BITS != order.placement:
+            raise CodecError("a leader's order is of another placement than its turn")
+        return order
+
 
 @dataclass(frozen=True, slots=True)
 class Share:

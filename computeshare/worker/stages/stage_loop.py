@@ -191,7 +191,7 @@ class StageLoop:
         encoder = self._encoder()
         while letter := self._inbox.order(lambda: not recall.is_set()):
             try:
-                order = Order.parse(letter.body)
+                order = Order.of(letter)
             except CodecError as error:  # no leader waits for an answer to it
                 log.warning("order dropped", job=self.seat.session.keys.job_id, error=str(error))
                 continue
@@ -201,6 +201,7 @@ class StageLoop:
                 return
             if order.placement < placement.number:
                 continue
+            self._inbox.begin(letter.turn)
             self.seat.memory.check_taken()
             updates = follower.answer(letter, order, versions, encoder)
             if updates:

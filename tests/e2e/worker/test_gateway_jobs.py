@@ -41,7 +41,7 @@ def test_a_worker_behind_the_gateway_serves_jobs_of_every_kind(plane: ControlPla
         for name, fields in JOBS.items():
             assert plane.finish(_create(plane, name=name, **fields))["status"] == "completed", name
         spread = _create(plane, strategy={"kind": "pipeline", "stages": 2}, codec=EXACT)
-        plane.until("the reason", lambda: "hold no stages of a model" in str(plane.job(spread)["reason"]))
+        plane.until("the reason", lambda: "hold no stages of a model. Start" in str(plane.job(spread)["reason"]))
         assert plane.http.post(f"/v1/jobs/{spread}/cancel").status_code == 202
         paused = _create(plane, strategy=LOCAL, optimizer=None, rounds=1000)
         plane.reach(paused, 5)

@@ -90,9 +90,7 @@ def test_a_job_from_its_creation_to_its_removal(client: Client, capsys: pytest.C
     assert "is already cancelled" in capsys.readouterr().err
     assert command(capsys, "jobs", "delete", job_id, "--yes") == {"id": job_id, "deleted": True}
     assert run(app, ["jobs", "show", job_id]) == 2
-    assert capsys.readouterr().err == (
-        f"error: there is no job {job_id}: `computeshare jobs list` shows those that there are\n"
-    )
+    assert capsys.readouterr().err == (f"error: there is no job {job_id}: `computeshare jobs list` lists all\n")
 
 
 def test_jobs_are_renamed_found_and_sorted(client: Client, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ from computeshare.transport.wire import Wires
 from computeshare.worker.seat.lease_keeper import LeaseKeeper
 from computeshare.worker.seat.seat_loop import SeatStatus
 from computeshare.worker.seat.seat_setup import SeatMemory
-from computeshare.worker.stages.chain_replica import Order
+from computeshare.worker.stages.chain_replica import TURN_BITS, Order
 from computeshare.worker.stages.stage_loop import StageLoop, StageSeat, join_members
 from computeshare.worker.stages.stage_setup import StageSetup, await_stages, open_stages
 from tests.support.job_reducer import Job
@@ -457,7 +457,16 @@ def test_a_placement_that_is_none_ends_no_seat_and_is_replaced(start: Callable[.
 
 @pytest.mark.parametrize(
     "body",
-    ["[]", "1", "[1e999,2,3,4]", '[1,"l","no token",0]', '[1,"l","TOKEN",-1]', '[1,"l","TOKEN",1e999]', "[" * 60_000],
+    [
+        "[]",
+        "1",
+        '[1,"l","TOKEN",0]',
+        "[1e999,2,3,4]",
+        '[1,"l","no token",0]',
+        '[1,"l","TOKEN",-1]',
+        '[1,"l","TOKEN",1e999]',
+        "[" * 60_000,
+    ],
 )
 def test_an_order_that_is_none_ends_no_seat(start: Callable[..., Job], redis: Redis, body: str) -> None:
     job = start(**FIELDS, strategy=PIPELINE)
@@ -467,8 +476,9 @@ def test_an_order_that_is_none_ends_no_seat(start: Callable[..., Job], redis: Re
     assert state is not None
     mail = Outbox(redis, JobKeys(job.job_id).mail)
     garbage = body.replace("TOKEN", str(state.token)).encode()
-    mail.tell(session.session_id, Letter("garbage", 1, 1, "order", garbage))
-    mail.tell(session.session_id, Letter("real", 2, 1, "order", Order(2, "leader", str(state.token), 0).dump()))
+    mail.tell(session.session_id, Letter("garbage", 1 << 62, 1, "order", garbage))
+    real = Order(2, "leader", str(state.token), 0).dump()
+    mail.tell(session.session_id, Letter("real", 2 << TURN_BITS, 1, "order", real))
     with capture_logs() as logs:
         loop._follow(Placement(1, (chain,)), chain, threading.Event())
     assert "order dropped" in [line["event"] for line in logs]
@@ -530,7 +540,7 @@ def test_an_order_of_the_next_placement_waits_until_this_worker_has_heard_of_it(
     mail = Outbox(redis, JobKeys(job.job_id).mail)
     for number in (1, 3):
         order = Order(number, "leader", str(state.token), 0).dump()
-        mail.tell(session.session_id, Letter(f"attempt {number}", number, 1, "order", order))
+        mail.tell(session.session_id, Letter(f"attempt {number}", number << TURN_BITS, 1, "order", order))
     loop._follow(Placement(2, (chain,)), chain, threading.Event())
     kept = loop._inbox.order(lambda: True)
     assert kept and Order.parse(kept.body).placement == 3

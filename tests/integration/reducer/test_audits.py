@@ -225,11 +225,16 @@ def test_a_machine_of_its_own_kind_is_suspected_in_vain(start: Callable[..., Job
     assert [one["worker"] for one in told].count("first") == 1 and "mismatched" not in outcomes(job)
 
 
-def test_a_suspected_update_counts_if_nobody_computes_it_again_in_time(start: Callable[..., Job]) -> None:
-    job, hands = local(start)
+def send_all(hands: dict[str, Hand]) -> None:
+    """A round's updates, of which the first hand's is turned."""
     for name, grant in [(name, hand.pull()) for name, hand in hands.items()]:
         if grant.micro_batches:
             hands[name].send(grant, changed(hands[name], -1) if name == "first" else lambda message: message)
+
+
+def test_a_suspected_update_counts_if_nobody_computes_it_again_in_time(start: Callable[..., Job]) -> None:
+    job, hands = local(start)
+    send_all(hands)
     disputes = job.store.keys.disputes()
     for _ in range(3):
         job.reducer.advance()
@@ -241,11 +246,21 @@ def test_a_suspected_update_counts_if_nobody_computes_it_again_in_time(start: Ca
     assert [one["outcome"] for one in events(job.store, "suspected")] == ["asked", "late"]
 
 
+def test_a_suspected_update_counts_at_once_if_nobody_is_left_to_compute_it_again(start: Callable[..., Job]) -> None:
+    job, hands = local(start)
+    send_all(hands)
+    job.reducer.advance()
+    assert job.store.read().version == 0  # type: ignore[union-attr]
+    for name in hands.keys() - {"first"}:
+        hands[name].session.leave("gone")
+    job.reducer.advance()
+    assert job.store.read().version == 1  # type: ignore[union-attr]
+    assert [one["outcome"] for one in events(job.store, "suspected")] == ["asked", "alone"]
+
+
 def test_a_suspicion_waits_while_the_job_is_paused(start: Callable[..., Job]) -> None:
     job, hands = local(start)
-    for name, grant in [(name, hand.pull()) for name, hand in hands.items()]:
-        if grant.micro_batches:
-            hands[name].send(grant, changed(hands[name], -1) if name == "first" else lambda message: message)
+    send_all(hands)
     job.reducer.advance()
     assert job.store.pause()
     disputes = job.store.keys.disputes()

@@ -82,7 +82,7 @@ def test_other_arrays_are_refused(tmp_path: Path, content: dict[str, np.ndarray]
 
 def test_another_file_is_told_as_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("x,y\n1,2\n")
-    with pytest.raises(DatasetError, match=r"in\.csv is neither a \.npz nor a \.safetensors file"):
+    with pytest.raises(DatasetError, match=r"in\.csv is neither a \.npz nor a \.safetensors file: give one, a folder"):
         prepare(tmp_path / "in.csv", tmp_path / "out")
 
 

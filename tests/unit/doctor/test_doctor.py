@@ -298,7 +298,7 @@ def test_a_refused_token_fails(server: FakeServer, tmp_path: Path) -> None:
     server.on("GET /v1/jobs?limit=1", Answer({"detail": "Not logged in"}, 401))
     check = services.token(of(server, tmp_path, "wrong"))
     assert check.status == "fail"
-    assert "COMPUTESHARE_TOKEN" in check.advice
+    assert "set COMPUTESHARE_TOKEN to what `computeshare token` prints" in check.advice
 
 
 @pytest.mark.parametrize(("ahead_s", "status"), [(0, "ok"), (3600, "warn"), (-3600, "warn")])

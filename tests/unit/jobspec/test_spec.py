@@ -404,7 +404,7 @@ def test_the_brokers_share_grows_with_replicas_not_with_their_steps() -> None:
 def test_with_a_delay_the_broker_and_the_worker_hold_a_round_more() -> None:
     without, delayed = local(), local({"delay": 1})
     assert delayed.broker_bytes - without.broker_bytes == 3 * 2 * local().parameters  # three replicas' in float16
-    assert seat_bytes(delayed, "cpu") - seat_bytes(without, "cpu") == 2 * 4 * local().parameters
+    assert seat_bytes(delayed, "cpu") - seat_bytes(without, "cpu") == 3 * 4 * local().parameters
 
 
 @pytest.mark.parametrize("kind", ["sync", "local"])

@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 class VersionReader:
-    """Holds the newest two versions that it has read and checked; others are read when they are asked for.
+    """Holds the last two versions that it has read and checked; others are read when they are asked for.
 
     Of differences, a version older than the newest could only be had again by way of a whole snapshot.
     """

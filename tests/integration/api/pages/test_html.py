@@ -188,6 +188,10 @@ def test_a_missing_job_gets_a_readable_page(pages: Pages) -> None:
     for part in ("parts", "submissions", "timeline"):
         pages.get(f"/jobs/nosuch00/{part}", 404)
     assert "&lt;script&gt;" in pages.get("/jobs/%3Cscript%3E", 404)
+    html = pages.get("/jobs/a:b", 404)
+    assert "There is no job a:b" in html and "It may have been deleted." in html
+    html = pages.get(f"/jobs/{pages.create('running')}/classes", 404)
+    assert "has no best version yet, because no version has been scored" in html and "Use latest." in html
 
 
 def test_a_new_job_says_how_to_give_it_a_worker(pages: Pages) -> None:
@@ -424,7 +428,7 @@ def test_compared_jobs_show_what_differs(pages: Pages) -> None:
     many = "&".join(f"job={pages.create('completed')}" for _ in range(7))
     refused = pages.get(f"/compare?{many}", 404)
     assert "Select fewer jobs" in refused and '<a href="/">Back to the list' in refused
-    assert "there is no job nosuchid" in pages.get(f"/compare?job={one}&job=nosuchid", 404)
+    assert "There is no job nosuchid." in pages.get(f"/compare?job={one}&job=nosuchid", 404)
 
 
 def test_submissions_say_why_they_did_not_count(pages: Pages) -> None:

@@ -399,6 +399,16 @@ def test_a_suspected_unit_is_computed_again_though_the_round_is_complete(
     assert join("third", "again").lease(str(ZERO)).answer == "wait"
 
 
+def test_a_suspected_unit_is_of_its_machines_share_as_long_as_it_counts(reducer: ReducerSession, join: Join) -> None:
+    first, _ = join("first"), join("second")
+    assert first.lease(str(ZERO)).micro_batches == (0, 1) and send(first, ZERO, 0, nonce="first") == "accepted"
+    agree(reducer, audit=1e-9, secret="s", sharers=4)
+    assert reducer.suspect(ZERO, parts(reducer)[0], "digest")
+    assert send(first, ZERO, 1, nonce="second") == "lease_lost"
+    first.release([1])
+    assert first.lease(str(ZERO)).answer == "wait"
+
+
 def test_only_another_machine_of_the_kind_copies_a_suspected_unit(reducer: ReducerSession, join: Join) -> None:
     suspected(reducer, join)
     reducer.redis.hdel(reducer.keys.sessions(), "second")

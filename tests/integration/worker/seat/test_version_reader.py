@@ -1,6 +1,7 @@
 """Versions that a seat reads while it computes, of which the newest two are kept."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -57,3 +58,16 @@ def test_of_differences_two_versions_that_came_at_once_are_both_kept(start: Call
     with VersionReader(own, Inbox(own, "int8", hand.layout, kept=KEPT)) as versions:
         wait_until(lambda: tokens[-1] in versions._held, 5)
         assert [*versions._held] == tokens[-2:]
+
+
+@pytest.mark.parametrize("codec", ["float32", "int8"])
+def test_a_version_stays_as_it_was_when_the_read_after_it_fails(start: Callable[..., Job], codec: str) -> None:
+    job = start(strategy={"kind": "sync", "delay": 1}, codec={"up": "float16", "down": codec})
+    hand = job.hand("a")
+    inbox, kept = Inbox(hand.session, codec, hand.layout), Inbox(hand.session, codec, hand.layout, kept=KEPT)
+    for _ in range(3):
+        token = advance(job, hand, inbox)
+        weights = kept.fetch(hand.session, str(token))
+    assert weights is not None and kept.fetch(hand.session, str(replace(token, version=99))) is None
+    assert kept.fetch(hand.session, str(advance(job, hand, inbox)))
+    assert hand.layout.digest(weights)[:16] == token.digest16
