@@ -233,8 +233,8 @@ class History:
             if (path := self.weights_path(row)).is_file():
                 return path, row
         raise NotFound(
-            f"job {job_id} has no checkpoint {which}: /v1/jobs/{job_id}/checkpoints, and the job's page, list those "
-            "that there are"
+            f"job {job_id} has no checkpoint {which}: see /v1/jobs/{job_id}/checkpoints, or the job's page, for its "
+            "checkpoints"
         )
 
     def weights(self, job_id: str, which: str, kind: Literal["average", "raw", "before"]) -> tuple[Path, str, int]:
