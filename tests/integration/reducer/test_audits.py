@@ -232,15 +232,21 @@ def send_all(hands: dict[str, Hand]) -> None:
             hands[name].send(grant, changed(hands[name], -1) if name == "first" else lambda message: message)
 
 
+def run_out(job: Job) -> int:
+    """Have the time of the only suspicion run out; returns its unit."""
+    disputes = job.store.keys.disputes()
+    [(unit, about)] = job.redis.hgetall(disputes).items()
+    job.redis.hset(disputes, unit, json.dumps(json.loads(about) | {"ends": 1}))
+    return int(unit)
+
+
 def test_a_suspected_update_counts_if_nobody_computes_it_again_in_time(start: Callable[..., Job]) -> None:
     job, hands = local(start)
     send_all(hands)
-    disputes = job.store.keys.disputes()
     for _ in range(3):
         job.reducer.advance()
     assert job.store.read().version == 0  # type: ignore[union-attr]
-    [(unit, about)] = job.redis.hgetall(disputes).items()  # type: ignore[union-attr]
-    job.redis.hset(disputes, unit, json.dumps(json.loads(about) | {"ends": 1}))
+    run_out(job)
     job.reducer.advance()
     assert job.store.read().version == 1  # type: ignore[union-attr]
     assert [one["outcome"] for one in events(job.store, "suspected")] == ["asked", "late"]
@@ -263,13 +269,11 @@ def test_a_suspicion_waits_while_the_job_is_paused(start: Callable[..., Job]) ->
     send_all(hands)
     job.reducer.advance()
     assert job.store.pause()
-    disputes = job.store.keys.disputes()
-    [(unit, about)] = job.redis.hgetall(disputes).items()  # type: ignore[union-attr]
-    job.redis.hset(disputes, unit, json.dumps(json.loads(about) | {"ends": 1}))
+    unit = run_out(job)
     job.reducer.advance()
     state = job.store.read()
     assert state and (state.status, state.version) == ("paused", 0)
-    assert json.loads(job.redis.hget(disputes, unit) or b"")["ends"] > 1  # type: ignore[arg-type]
+    assert json.loads(job.redis.hget(job.store.keys.disputes(), str(unit)) or b"")["ends"] > 1
 
 
 def test_a_third_machine_that_confirms_nobody_makes_no_more_than_its_share(start: Callable[..., Job]) -> None:
