@@ -15,7 +15,7 @@ from tests.support.requirements import lacking
 
 hypothesis.settings.register_profile("suite", deadline=None)  # the first example may import torch
 hypothesis.settings.load_profile("suite")
-LONG_FILES, E2E_FILES = 2, 4
+LONG_FILES, E2E_FILES = 2, 3
 """Of the files with long tests, and of the files in tests/e2e, so many run with the whole suite."""
 ALWAYS = ("test_bits.py", "test_pages.py")
 """The files in tests/e2e that always run: the promise of equal bits, and the job's page."""

@@ -99,7 +99,8 @@ def history(database: Database, tmp_path: Path) -> History:
 
 @pytest.fixture
 def settings(database_file: Path, redis_url: str) -> Settings:
-    return Settings(home=database_file.parent, redis_url=redis_url, token="secret")
+    home = database_file.parent
+    return Settings(home=home, data=home / "data", redis_url=redis_url, token="secret")
 
 
 @pytest.fixture

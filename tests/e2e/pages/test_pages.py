@@ -455,6 +455,7 @@ def test_axes_without_values_are_empty_and_those_of_bytes_count_whole_bytes(site
 FADE = "one => getComputedStyle(one).getPropertyValue('--fade')"
 
 
+@pytest.mark.sampled(2)
 def test_a_cut_row_is_seen_to_go_on_and_the_last_one_is_whole(
     site: Site, opened: Any, showcase: dict[str, str], window: Window
 ) -> None:
@@ -898,6 +899,7 @@ def online(site: Site) -> None:
         register(site.redis, worker)
 
 
+@pytest.mark.sampled(2)
 def test_pages_fit_their_window(site: Site, opened: Any, showcase: dict[str, str], window: Window) -> None:
     online(site)
     page = opened("/")

@@ -66,6 +66,7 @@ def test_the_smallest_size_holds_where_tensors_have_values(name: str) -> None:
             logits(size - 1)
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", list(catalog().models))
 def test_every_model_takes_grey_images_of_any_allowed_size_and_gives_one_tensor(name: str) -> None:
     size = max(33, catalog().models[name].min_size)

@@ -70,6 +70,7 @@ def test_data_that_differ_from_call_to_call_are_remarked_upon() -> None:
         report.check_trainable()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("addition", "told"),
     [
