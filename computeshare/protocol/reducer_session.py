@@ -26,8 +26,6 @@ from computeshare.types import Blob, Message, Token
 
 EVENTS_KEPT, EVENTS_FOLDED = 5000, 1000
 """Events kept unfolded for the control plane, and the number of older events folded at a time."""
-SETTLED = json.dumps({"ends": 0, "copied": False, "parties": {}})
-"""A dispute that is over: two machines sent the same."""
 STAGED_S = 120
 """Lifetime of staged weights and states, in seconds."""
 _OFFER = re.compile(r"([^|]+)\|([^|]+)\|((?:,\d{1,4})*,)")
@@ -264,13 +262,16 @@ class ReducerSession(RoundStore):
         """The current round's updates that a second machine computed as well. Raises DamagedRound."""
         return AuditRecords.read(self.redis, self.keys)
 
-    def close_audit(self, token: Token, unit: int) -> None:
-        """Forget a unit's second update, and the dispute about it."""
-        pipeline = self.redis.pipeline(transaction=True)
-        pipeline.hdel(self.keys.copies(), str(unit))
-        pipeline.hdel(self.keys.disputes(), str(unit))
-        pipeline.unlink(self.keys.copy(str(token), unit))
-        pipeline.execute()
+    def close_audit(self, token: Token, part: Received, agreed: bool = False) -> bool:
+        """Forget a unit's second update, and the dispute about it; False if the version or the fence had moved on.
+
+        Args:
+            part: the unit's update.
+            agreed: whether two machines sent the same, so that the unit is of no machine's share.
+        """
+        copy, named = self.keys.copy(part.base, part.micro_batch), {"token": str(token), "fence": self.fence}
+        named |= {"micro_batch": part.micro_batch, "agreed": int(agreed)}
+        return bool(self.scripts.call("close_audit", self.keys, copy_key=copy, **named))
 
     def suspect(self, token: Token, part: Received, digest: str) -> bool:
         """Ask for a copy of a unit by another machine of the same kind; its update stays meanwhile.
@@ -293,11 +294,6 @@ class ReducerSession(RoundStore):
         key, named = self.keys.update(part.base, part.micro_batch), {"token": str(token), "fence": self.fence}
         unit = {"micro_batch": part.micro_batch, "nonce": part.nonce, "parties": json.dumps(parties)}
         return bool(self.scripts.call("dispute", self.keys, update_key=key, **named, **unit, copied=int(copied)))
-
-    def settle(self, token: Token, unit: int) -> None:
-        """Note that two machines sent the same for a unit, which is therefore of no machine's share."""
-        self.close_audit(token, unit)
-        self.redis.hset(self.keys.disputes(), str(unit), SETTLED)
 
     def ban(self, token: Token, worker: str, reason: str) -> bool:
         """Ban a worker at once; False if it was banned before, or the version or the fence had moved on."""

@@ -77,9 +77,9 @@ class Audits:
         bad = [part for part in parts.values() if machine_of(part.worker) == machine_of(wrong)]
         for part in bad:
             self._settled.discard(part.micro_batch)
-            self._session.close_audit(base.token, part.micro_batch)
+            self._session.close_audit(base.token, part)
             self._session.refuse(base.token, part, reason, "damaged")
-        self._settle(base, unit)  # at last: a reducer that ends before decides again
+        self._settle(base, parts[unit])  # at last: a reducer that ends before decides again
         self._tell(base, unit, "mismatched", [wrong, *right, third])
         return not bad
 
@@ -92,18 +92,19 @@ class Audits:
         self._session.refuse(base.token, parts[unit], "audit: undecided, and beyond its machine's share", "lost")
         return True
 
-    def _settle(self, base: RoundState, unit: int) -> None:
-        self._settled.add(unit)
-        self._session.settle(base.token, unit)
+    def _settle(self, base: RoundState, part: Received) -> None:
+        """Note that two machines sent the same for a unit."""
+        self._settled.add(part.micro_batch)
+        self._session.close_audit(base.token, part, agreed=True)
 
     def _close(self, base: RoundState, part: Received, outcome: str, workers: Sequence[str]) -> None:
         """End an audit after which the update `part` counts."""
         if outcome == "confirmed":
-            self._settle(base, part.micro_batch)
+            self._settle(base, part)
             if self._suspicions:
                 self._suspicions.clear(base.token, part)
         else:
-            self._session.close_audit(base.token, part.micro_batch)
+            self._session.close_audit(base.token, part)
         self._tell(base, part.micro_batch, outcome, workers)
 
     def _tell(self, base: RoundState, unit: int, outcome: str, workers: Sequence[str]) -> None:

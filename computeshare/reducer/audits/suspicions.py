@@ -82,7 +82,7 @@ class Suspicions:
         others = self._others(part, records)
         if left_ms > 0 and others:
             return True
-        self._session.close_audit(base.token, part.micro_batch)
+        self._session.close_audit(base.token, part)
         self._spared.add(part.micro_batch)
         self._late[machine_of(part.worker)] += bool(others)
         self._tell(base, part, "late" if others else "alone")

@@ -40,6 +40,15 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
         ('redis.call("HDEL", sessions_key, worker)', ""),
         ("if #free_leases(leases_key, backups_key, audits_key, free_key, newest) > 0 then", "if false then"),
     ],
+    "close_audit": [
+        (VERSION_MOVED_ON, ""),
+        (FENCE_MOVED_ON, ""),
+        ('redis.call("HDEL", copies_key, micro_batch)', ""),
+        ('redis.call("UNLINK", copy_key)', ""),
+        ('if agreed == "1" then', "if true then"),
+        ('if agreed == "1" then', "if false then"),
+        ('redis.call("HDEL", disputes_key, micro_batch)', ""),
+    ],
     "dispute": [
         (VERSION_MOVED_ON, ""),
         (FENCE_MOVED_ON, ""),

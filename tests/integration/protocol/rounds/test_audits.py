@@ -443,11 +443,31 @@ def test_a_suspected_unit_that_was_taken_back_is_no_copy(reducer: ReducerSession
 def test_a_unit_that_two_machines_agree_on_is_settled(reducer: ReducerSession, join: Join) -> None:
     _, second = suspected(reducer, join)
     assert send(second, ZERO, *second.lease(str(ZERO)).micro_batches, nonce="copy") == "accepted"
-    reducer.settle(ZERO, 0)
+    assert reducer.close_audit(ZERO, parts(reducer)[0], agreed=True)
     records = reducer.audits()
     assert records.disputes[0].is_settled and not records.copies
     assert not reducer.redis.exists(reducer.keys.copy(str(ZERO), 0))
     assert join("third").lease(str(ZERO)).answer == "wait"
+
+
+@pytest.mark.parametrize("agreed", [True, False])
+def test_an_audit_is_closed_by_the_newest_reducer_on_the_version_it_has(
+    redis: Redis, reducer: ReducerSession, join: Join, agreed: bool
+) -> None:
+    _, second = suspected(reducer, join)
+    assert send(second, ZERO, *second.lease(str(ZERO)).micro_batches, nonce="copy") == "accepted"
+    part, k = parts(reducer)[0], reducer.keys
+    assert not reducer.close_audit(ONE, part, agreed)
+    newer = ReducerSession(redis, reducer.job_id, "newer")
+    assert reducer.renew(0) and newer.claim("host", 2, 60_000)
+    assert not reducer.close_audit(ZERO, part, agreed)
+    records = reducer.audits()
+    assert [*records.copies] == [0] and records.disputes[0].copied and redis.exists(k.copy(str(ZERO), 0))
+    assert newer.close_audit(ZERO, part, agreed)
+    records = reducer.audits()
+    assert not records.copies and not redis.exists(k.copy(str(ZERO), 0))
+    assert [unit for unit, dispute in records.disputes.items() if dispute.is_settled] == [0] * agreed
+    assert len(records.disputes) == agreed
 
 
 def test_a_unit_is_suspected_by_the_newest_reducer_on_the_version_it_has(reducer: ReducerSession, join: Join) -> None:
