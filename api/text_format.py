@@ -263,13 +263,13 @@ def _refused(data: Data, name: Name) -> str:
 
 
 def _suspected(data: Data, name: Name) -> str:
-    then = {
-        "asked": ": another machine computes it again",
-        "alone": ", and no other machine of its kind is there to compute it again: it counts",
-        "late": ", and no other machine has computed it again in time: it counts",
-    }
-    what = f"The update of {data['unit']} {count(data['micro_batch'])} from {name(data['worker'])}"
-    return f"{what} is unlike the others{then[data['outcome']]}"
+    what = {
+        "asked": "is unlike the others: another machine computes it again",
+        "confirmed": "was right: another machine computed the same",
+        "alone": "is unlike the others, and no other machine of its kind is there to compute it again: it counts",
+        "late": "is unlike the others, and no other machine has computed it again in time: it counts",
+    }[data["outcome"]]
+    return f"The update of {data['unit']} {count(data['micro_batch'])} from {name(data['worker'])} {what}"
 
 
 def _scored(data: Data, _name: Name) -> str:

@@ -16,7 +16,15 @@ from computeshare.errors import CodecError
 from computeshare.jobspec.sampling_plan import Round
 from computeshare.protocol.channel import AT_ONCE_BYTES, Channel, Messages, pairs, staging
 from computeshare.protocol.limits import MEASUREMENT_BYTES
-from computeshare.protocol.refusal import BANNING_STRIKES, AuditRecords, Fault, Received, Suspicion, refuse
+from computeshare.protocol.refusal import (
+    BANNING_STRIKES,
+    AuditRecords,
+    DisputeOutcome,
+    Fault,
+    Received,
+    Suspicion,
+    refuse,
+)
 from computeshare.protocol.round_store import FIELDS, RoundState, RoundStore, numbers_in, numbers_text
 from computeshare.protocol.terms import DEFAULTS, Terms
 from computeshare.protocol.versions.history import VersionHistory
@@ -262,16 +270,16 @@ class ReducerSession(RoundStore):
         """The current round's updates that a second machine computed as well. Raises DamagedRound."""
         return AuditRecords.read(self.redis, self.keys)
 
-    def close_audit(self, token: Token, part: Received, agreed: bool = False) -> bool:
-        """Forget a unit's second update, and the dispute about it; False if the version or the fence had moved on.
+    def close_audit(self, token: Token, part: Received, outcome: DisputeOutcome = "over") -> bool:
+        """Forget a unit's second update; False if the version or the fence had moved on.
 
         Args:
             part: the unit's update.
-            agreed: whether two machines sent the same, so that the unit is of no machine's share.
+            outcome: what becomes of a dispute about the unit.
         """
         copy, named = self.keys.copy(part.base, part.micro_batch), {"token": str(token), "fence": self.fence}
-        named |= {"micro_batch": part.micro_batch, "agreed": int(agreed)}
-        return bool(self.scripts.call("close_audit", self.keys, copy_key=copy, **named))
+        about = {"micro_batch": part.micro_batch, "outcome": outcome}
+        return bool(self.scripts.call("close_audit", self.keys, copy_key=copy, **named, **about))
 
     def suspect(self, token: Token, part: Received, digest: str) -> bool:
         """Ask for a copy of a unit by another machine of the same kind; its update stays meanwhile.

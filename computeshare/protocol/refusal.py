@@ -18,6 +18,8 @@ BANNING_STRIKES = 5
 
 Fault = Literal["damaged", "not_finite", "lost"]
 """Why an update is refused: damaged by its sender, not finite (a strike unless others agree), or lost by the broker."""
+DisputeOutcome = Literal["agreed", "over", "open"]
+"""How a dispute ends: two machines sent the same, or nobody can tell; or it goes on, as the copy proved nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,9 +64,9 @@ def audited(projection: JobProjection, event: StreamEvent) -> None:
 
 
 def suspected(projection: JobProjection, event: StreamEvent) -> None:
-    """An update is unlike the others of its round."""
+    """An update is unlike the others of its round, or was right all the same."""
     outcome = event.data["outcome"]
-    if outcome not in ("asked", "alone", "late"):
+    if outcome not in ("asked", "confirmed", "alone", "late"):
         raise ValueError("not an outcome of a suspicion")
     about = {name: count_of(event.data[name]) for name in ("version", "micro_batch")}
     projection.add_event(event, {**about, "worker": name_of(event.data["worker"]), "outcome": outcome})

@@ -34,7 +34,7 @@ class Audits:
         self._settled = {unit for unit, dispute in records.disputes.items() if dispute.is_settled}
         disputed = {unit for unit, dispute in records.disputes.items() if dispute.parties and not dispute.copied}
         done = [self._decide(base, parts, unit, records) for unit in disputed & parts.keys()]
-        copied = records.copies.keys() & parts.keys() - disputed
+        copied = records.copies.keys() & parts.keys() - disputed - self._settled
         done += [self._compare(base, parts[unit], records.copies[unit], records) for unit in copied]
         self._gatherer.settled = self._settled
         if not all(done):
@@ -43,22 +43,34 @@ class Audits:
             self._suspicions.check(base, parts, records, self._settled)
 
     def _compare(self, base: RoundState, part: Received, copy: Received, records: AuditRecords) -> bool:
-        """Compare an update with its copy; False: they differ, and the unit was taken back."""
+        """Compare an update with its copy; False: they differ, and the unit was taken back, or the copy proves nothing
+        and the update is suspected, so that another copy is to be waited for.
+        """
         kind, token, unit = records.kinds.get(part.worker), base.token, part.micro_batch
         workers = [part.worker, copy.worker]
         machines = {machine_of(part.worker), machine_of(copy.worker)}
         if kind is None or kind != records.kinds.get(copy.worker) or len(machines) < 2:
-            self._close(base, part, "skipped", workers)
+            return self._skip(base, part, workers, records)
+        sent = [self._gatherer.digest((part.base, unit)), self._gatherer.digest((copy.base, f"{unit}:copy"))]
+        digests = {worker: digest for worker, digest in zip(workers, sent, strict=True) if digest is not None}
+        if len(digests) < 2:
+            return self._skip(base, part, workers, records)
+        if sent[0] == sent[1]:
+            self._close(base, part, "confirmed", workers)
+            if self._suspicions and unit in records.disputes:
+                self._suspicions.clear(base, part)
             return True
-        sent = {part.worker: self._gatherer.digest((part.base, unit))}
-        sent[copy.worker] = self._gatherer.digest((copy.base, f"{unit}:copy"))
-        digests = {worker: digest for worker, digest in sent.items() if digest is not None}
-        others = {machine_of(worker) for worker in records.present if records.kinds.get(worker) == kind} - machines
-        if len(digests) == 2 and len({*digests.values()}) == 2 and others:
+        if {machine_of(worker) for worker in records.present if records.kinds.get(worker) == kind} - machines:
             return not self._session.dispute(token, part, digests)
-        outcome = "confirmed" if len({*digests.values()}) == 1 else "undecided"
-        self._close(base, part, outcome if len(digests) == 2 else "skipped", workers)
+        self._close(base, part, "undecided", workers)
         return True
+
+    def _skip(self, base: RoundState, part: Received, workers: Sequence[str], records: AuditRecords) -> bool:
+        """Forget a copy that proves nothing; False: the update is suspected, and another copy is to be waited for."""
+        is_suspected = part.micro_batch in records.disputes
+        self._session.close_audit(base.token, part, "open" if is_suspected else "over")
+        self._tell(base, part.micro_batch, "skipped", workers)
+        return not is_suspected
 
     def _decide(self, base: RoundState, parts: Mapping[int, Received], unit: int, records: AuditRecords) -> bool:
         """Decide a dispute by a third machine's update; False: updates were refused."""
@@ -95,14 +107,12 @@ class Audits:
     def _settle(self, base: RoundState, part: Received) -> None:
         """Note that two machines sent the same for a unit."""
         self._settled.add(part.micro_batch)
-        self._session.close_audit(base.token, part, agreed=True)
+        self._session.close_audit(base.token, part, "agreed")
 
     def _close(self, base: RoundState, part: Received, outcome: str, workers: Sequence[str]) -> None:
         """End an audit after which the update `part` counts."""
         if outcome == "confirmed":
             self._settle(base, part)
-            if self._suspicions:
-                self._suspicions.clear(base.token, part)
         else:
             self._session.close_audit(base.token, part)
         self._tell(base, part.micro_batch, outcome, workers)

@@ -15,6 +15,7 @@ from computeshare.reducer.gather import Gatherer, Refused, RoundUpdates
 from computeshare.strategies.averages import Mean, products, stacked, suspected_in
 from computeshare.types import Token, machine_of
 
+Outcome = Literal["asked", "confirmed", "alone", "late"]
 log = structlog.get_logger()
 
 VAIN = 0.02
@@ -65,10 +66,11 @@ class Suspicions:
             self._units.update(machine_of(part.worker) for part in parts.values())
             self._is_counted = True
 
-    def clear(self, token: Token, part: Received) -> None:
-        """Note that another machine has sent the same as `part`."""
-        self._begin(token)
-        self._vain[machine_of(part.worker)] += part.micro_batch in self._asked
+    def clear(self, base: RoundState, part: Received) -> None:
+        """Note that another machine has sent the same as the suspected `part`."""
+        self._begin(base.token)
+        self._vain[machine_of(part.worker)] += 1
+        self._tell(base, part, "confirmed")
 
     def _begin(self, token: Token) -> None:
         if token != self._token:
@@ -127,7 +129,8 @@ class Suspicions:
         digest = self._gatherer.digest((part.base, part.micro_batch))
         return digest is not None and self._session.suspect(base.token, part, digest)
 
-    def _tell(self, base: RoundState, part: Received, outcome: Literal["asked", "alone", "late"]) -> None:
+    def _tell(self, base: RoundState, part: Received, outcome: Outcome) -> None:
         about = {"version": base.version, "micro_batch": part.micro_batch, "worker": part.worker, "outcome": outcome}
         self._session.announce("suspected", about)
-        log.warning("suspected an update", job=self._session.job_id, **about)
+        tell = log.info if outcome == "confirmed" else log.warning
+        tell("suspected an update", job=self._session.job_id, **about)

@@ -45,8 +45,9 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
         (FENCE_MOVED_ON, ""),
         ('redis.call("HDEL", copies_key, micro_batch)', ""),
         ('redis.call("UNLINK", copy_key)', ""),
-        ('if agreed == "1" then', "if true then"),
-        ('if agreed == "1" then', "if false then"),
+        ('if outcome == "agreed" then', "if true then"),
+        ('if outcome == "agreed" then', "if false then"),
+        ('elseif outcome == "over" then', "elseif true then"),
         ('redis.call("HDEL", disputes_key, micro_batch)', ""),
     ],
     "dispute": [

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -210,7 +211,10 @@ def test_honest_updates_are_cleared_and_suspected_ever_more_seldom(
     job, hands = local(start)
     assert run(job, hands, {}) == {}
     assert job.digest() == expected
-    asked = [one["worker"] for one in events(job.store, "suspected")]
+    told = events(job.store, "suspected")
+    asked = [one["worker"] for one in told if one["outcome"] == "asked"]
+    cleared = [one["worker"] for one in told if one["outcome"] == "confirmed"]
+    assert sorted(cleared) == sorted(asked) and len(told) == 2 * len(asked)
     assert len(asked) >= 2 and max(map(asked.count, HANDS)) == 1  # 2 % of a machine's units, and one more
     assert outcomes(job) == ["confirmed"] * len(asked)
     assert events(job.store, "banned") == events(job.store, "refused") == []
@@ -238,6 +242,39 @@ def run_out(job: Job) -> int:
     [(unit, about)] = job.redis.hgetall(disputes).items()
     job.redis.hset(disputes, unit, json.dumps(json.loads(about) | {"ends": 1}))
     return int(unit)
+
+
+def skipped(job: Job, hands: dict[str, Hand]) -> None:
+    """A round in which the first unit, which is turned, is suspected, and copied by a machine of another kind."""
+    job.redis.hset(job.store.keys.kinds(), "sixth", "another kind")
+    send_all(hands)
+    idle = hands["sixth"].pull()
+    now = int(job.store.redis.time()[0])  # type: ignore[index]
+    lease = f"{hands['sixth'].session.session_id}|{1000 * (now + 60)}|{1000 * now}|sixth"
+    job.redis.hset(job.store.keys.audits(), "0", lease)  # as from before anybody had the unit
+    job.reducer.advance()
+    assert hands["second"].pull().micro_batches == ()
+    assert hands["sixth"].send(replace(idle, micro_batches=(0,))) == "accepted"
+    job.reducer.advance()
+    assert outcomes(job) == ["skipped"]
+    assert job.store.read().version == 0  # type: ignore[union-attr]
+
+
+def test_a_copy_by_a_machine_of_another_kind_does_not_end_a_suspicion(start: Callable[..., Job]) -> None:
+    expected = honest(start)
+    job, hands = local(start)
+    skipped(job, hands)
+    assert [*run(job, hands, {"first": changed(hands["first"], -1)})] == ["first"]
+    assert job.digest() == expected
+
+
+def test_a_suspected_update_that_only_another_kind_copied_counts_in_time(start: Callable[..., Job]) -> None:
+    job, hands = local(start)
+    skipped(job, hands)
+    assert run_out(job) == 0
+    job.reducer.advance()
+    assert job.store.read().version == 1  # type: ignore[union-attr]
+    assert [one["outcome"] for one in events(job.store, "suspected")] == ["asked", "late"]
 
 
 def test_a_suspected_update_counts_if_nobody_computes_it_again_in_time(start: Callable[..., Job]) -> None:

@@ -72,12 +72,16 @@ NAMES = {"w1": "mac-studio"}
             (
                 "suspected",
                 {"version": 3, "micro_batch": 1200, "worker": "w1", "outcome": outcome},
-                f"The update of micro-batch 1,200 from mac-studio is unlike the others{then}",
+                f"The update of micro-batch 1,200 from mac-studio {then}",
             )
             for outcome, then in (
-                ("asked", ": another machine computes it again"),
-                ("alone", ", and no other machine of its kind is there to compute it again: it counts"),
-                ("late", ", and no other machine has computed it again in time: it counts"),
+                ("asked", "is unlike the others: another machine computes it again"),
+                ("confirmed", "was right: another machine computed the same"),
+                (
+                    "alone",
+                    "is unlike the others, and no other machine of its kind is there to compute it again: it counts",
+                ),
+                ("late", "is unlike the others, and no other machine has computed it again in time: it counts"),
             )
         ),
         (

@@ -7,6 +7,7 @@ import pytest
 from redis import Redis
 
 from computeshare.protocol.reducer_session import ReducerSession
+from computeshare.protocol.refusal import DisputeOutcome
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import WorkerSession
 from tests.support.rounds import (
@@ -443,31 +444,31 @@ def test_a_suspected_unit_that_was_taken_back_is_no_copy(reducer: ReducerSession
 def test_a_unit_that_two_machines_agree_on_is_settled(reducer: ReducerSession, join: Join) -> None:
     _, second = suspected(reducer, join)
     assert send(second, ZERO, *second.lease(str(ZERO)).micro_batches, nonce="copy") == "accepted"
-    assert reducer.close_audit(ZERO, parts(reducer)[0], agreed=True)
+    assert reducer.close_audit(ZERO, parts(reducer)[0], "agreed")
     records = reducer.audits()
     assert records.disputes[0].is_settled and not records.copies
     assert not reducer.redis.exists(reducer.keys.copy(str(ZERO), 0))
     assert join("third").lease(str(ZERO)).answer == "wait"
 
 
-@pytest.mark.parametrize("agreed", [True, False])
+@pytest.mark.parametrize(("outcome", "left"), [("over", []), ("agreed", [(0, False)]), ("open", [(0, True)])])
 def test_an_audit_is_closed_by_the_newest_reducer_on_the_version_it_has(
-    redis: Redis, reducer: ReducerSession, join: Join, agreed: bool
+    redis: Redis, reducer: ReducerSession, join: Join, outcome: DisputeOutcome, left: list[tuple[int, bool]]
 ) -> None:
     _, second = suspected(reducer, join)
     assert send(second, ZERO, *second.lease(str(ZERO)).micro_batches, nonce="copy") == "accepted"
     part, k = parts(reducer)[0], reducer.keys
-    assert not reducer.close_audit(ONE, part, agreed)
+    assert not reducer.close_audit(ONE, part, outcome)
     newer = ReducerSession(redis, reducer.job_id, "newer")
     assert reducer.renew(0) and newer.claim("host", 2, 60_000)
-    assert not reducer.close_audit(ZERO, part, agreed)
+    assert not reducer.close_audit(ZERO, part, outcome)
     records = reducer.audits()
     assert [*records.copies] == [0] and records.disputes[0].copied and redis.exists(k.copy(str(ZERO), 0))
-    assert newer.close_audit(ZERO, part, agreed)
+    assert newer.close_audit(ZERO, part, outcome)
     records = reducer.audits()
     assert not records.copies and not redis.exists(k.copy(str(ZERO), 0))
-    assert [unit for unit, dispute in records.disputes.items() if dispute.is_settled] == [0] * agreed
-    assert len(records.disputes) == agreed
+    assert [(unit, dispute.copied) for unit, dispute in records.disputes.items()] == left
+    assert (second.lease(str(ZERO)).micro_batches == (0,)) == (outcome == "open")  # it makes another copy
 
 
 def test_a_unit_is_suspected_by_the_newest_reducer_on_the_version_it_has(reducer: ReducerSession, join: Join) -> None:

@@ -119,8 +119,9 @@ def test_audits_are_counted() -> None:
         projected(("audited", {"outcome": ["confirmed"]}))
 
 
-def test_a_suspected_update_is_in_the_log() -> None:
-    about = {"version": 3, "micro_batch": 5, "worker": "w1", "outcome": "asked"}
+@pytest.mark.parametrize("outcome", ["asked", "confirmed", "alone", "late"])
+def test_a_suspected_update_is_in_the_log(outcome: str) -> None:
+    about = {"version": 3, "micro_batch": 5, "worker": "w1", "outcome": outcome}
     [event] = projected(("suspected", about | {"more": 1})).changes.events
     assert event["data"] == about
     with pytest.raises(ValueError, match="not an outcome"):
