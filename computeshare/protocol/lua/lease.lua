@@ -274,13 +274,20 @@ end
 
 local target = leases_key
 
+local function reassign(unit, since, holder) -- whose lease has run out
+  granted[#granted + 1] = unit
+  moved[#moved + 1] = {from = holder, after_ms = now - since, micro_batch = tonumber(unit)}
+end
+
 local function take_disputed() -- free or expired units about which this worker decides, whatever its share
   for i = 1, #disputes, 2 do
     local unit = disputes[i]
     if is_of_round(unit) and not disputed[unit].copied and decides(worker, disputed[unit].parties) then
-      local expires = (redis.call("HGET", leases_key, unit) or ""):match("^.-|(.-)|")
-      if redis.call("LREM", free_key, 1, unit) == 1 or expires and tonumber(expires) <= now then
+      local expires, since, holder = (redis.call("HGET", leases_key, unit) or ""):match("^.-|(.-)|(.-)|(.*)$")
+      if redis.call("LREM", free_key, 1, unit) == 1 then
         granted[#granted + 1] = unit
+      elseif expires and tonumber(expires) <= now then
+        reassign(unit, since, holder)
       end
     end
   end
@@ -292,8 +299,7 @@ local function take_expired()
     if tonumber(expires) > now then
       again = math.min(again, expires - now)
     elseif #granted < fair and is_of_round(leases[1][i]) and not is_others(leases[1][i]) then
-      granted[#granted + 1] = leases[1][i]
-      moved[#moved + 1] = {from = holder, after_ms = now - since, micro_batch = tonumber(leases[1][i])}
+      reassign(leases[1][i], since, holder)
     end
   end
 end

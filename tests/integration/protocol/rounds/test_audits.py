@@ -340,6 +340,8 @@ def test_no_party_gets_a_disputed_unit_that_a_third_machine_holds(
     fourth = join("fourth", **ALL)
     know(reducer, fourth=10)
     assert fourth.lease(str(ZERO)).micro_batches == (0,)
+    moved = [(one["micro_batch"], one["from"], one["to"]) for one in events(reducer, "reassigned")]
+    assert moved == ([(0, "third", "fourth")] if expired else [])  # else as a backup: `doubled` of the version
 
 
 def patience_ends(store: RoundStore, unit: int) -> None:
