@@ -80,6 +80,15 @@ def speed_ms(store: RoundStore, worker: str) -> float:
     return float(bytes(told).split(b"|")[0])
 
 
+def unseen(store: RoundStore, worker: str, ms: int) -> None:
+    """Have a worker that may hold stages last seen so long ago, if it is there."""
+    if entry := store.redis.hget(store.keys.members(), worker):
+        session, _, rest = bytes(entry).decode().split("|", 2)
+        seconds, microseconds = store.redis.time()  # type: ignore[misc]
+        seen = 1000 * int(seconds) + int(microseconds) // 1000 - ms
+        store.redis.hset(store.keys.members(), worker, f"{session}|{seen}|{rest}")
+
+
 def send(
     session: WorkerSession, token: Token, *micro_batches: int, nonce: str = "nonce", blob: bytes = b"update"
 ) -> str:

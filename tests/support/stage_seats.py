@@ -69,10 +69,10 @@ class Seat:
         to others.
         """
         redis = connect(self._url)
-        keys, scripts = JobKeys(self.job_id), Scripts(redis)
+        keys = JobKeys(self.job_id)
         session = redis.hget(keys.sessions(), self.worker) or b""
-        about = {"worker": self.worker, "session": session, "about": "{}", "life_ms": 0, "lost_ms": 0}
-        scripts.call("place", keys, **about, channels=keys.here(""), number=0, present="", plan="")
+        redis.hdel(keys.members(), self.worker)
+        Scripts(redis).call("release", keys, session=session)
 
     def die(self) -> None:
         """End without a word to the others."""

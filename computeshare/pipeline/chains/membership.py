@@ -20,10 +20,6 @@ from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
 EVERY_S = 0.25
 ASK_S = 20.0
 """Seconds between two questions whether the connection for news is still there."""
-LIFE_MS = 5000
-"""A worker that was not seen for so long loses its stages to others."""
-LOST_MS = 600
-"""As `LIFE_MS`, where the broker has lost the worker's connection: time to connect again."""
 log = structlog.get_logger()
 
 
@@ -101,8 +97,6 @@ class Membership:
             worker=own.worker,
             session=own.session,
             about=about,
-            life_ms=LIFE_MS,
-            lost_ms=LOST_MS,
             channels=self._keys.here(""),
             number=number,
             present=present,

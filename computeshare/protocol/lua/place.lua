@@ -1,9 +1,9 @@
 -- place.lua: note that a session is there to hold stages of a job's model, and what it can do; and store a placement of
 -- the stages, if it was made for exactly the sessions that are there, and replaces the current placement.
--- A session that listens on its channel, and has not been seen for `lost_ms`, is there as long as the broker counts a
+-- A session that listens on its channel, and has not been seen for `LOST_MS`, is there as long as the broker counts a
 -- listener: the system of a process that ends closes its connections at once. Of one whose connection stays, or that
--- does not listen, it is known after `life_ms`. The leases of a session that is not there any more are freed; it takes
--- part again as soon as it is seen.
+-- does not listen, it is known after `LIFE_MS`. The leases of a session that is not there any more are freed; it takes
+-- part again as soon as it is seen. No caller chooses these times, by which others lose their leases.
 -- Returns {status of the job, number of the placement (0: there is none), its plan, the sessions that are there, their
 -- entries}: sessions as `WORKER:SESSION`, ascending, separated by spaces. Status is `gone` if the job is not open,
 -- `fenced` if the worker has a newer session (nothing is changed).
@@ -12,11 +12,12 @@ local placement_key, versions_key, events_key = KEYS[4], KEYS[5], KEYS[6]
 local leases_key, backups_key, audits_key, free_key = KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local worker, session = ARGV[1], ARGV[2]
 local about = ARGV[3] -- JSON object; "listens":true if the sender listens on its channel
-local life_ms, lost_ms = tonumber(ARGV[4]), tonumber(ARGV[5])
-local channels = ARGV[6] -- the names of channels, without the session
-local number = ARGV[7] -- of the placement that `plan` replaces
-local present, plan = ARGV[8], ARGV[9] -- the sessions it was made for; JSON object; both empty: none is proposed
+local channels = ARGV[4] -- the names of channels, without the session
+local number = ARGV[5] -- of the placement that `plan` replaces
+local present, plan = ARGV[6], ARGV[7] -- the sessions it was made for; JSON object; both empty: none is proposed
 
+local LIFE_MS = 5000
+local LOST_MS = 600 -- time to connect again
 local status = redis.call("HGET", round_key, "status")
 if not status then return {"gone", 0, "", "", {}} end
 if redis.call("HGET", sessions_key, worker) ~= session then return {"fenced", 0, "", "", {}} end
@@ -27,8 +28,8 @@ local now = now_ms()
 redis.call("HSET", members_key, worker, string.format("%s|%.0f|%s", session, now, about))
 
 local function is_there(its_session, unseen_ms, its_about)
-  if unseen_ms >= life_ms then return false end
-  if unseen_ms < lost_ms or not its_about:find('"listens":true', 1, true) then return true end
+  if unseen_ms >= LIFE_MS then return false end
+  if unseen_ms < LOST_MS or not its_about:find('"listens":true', 1, true) then return true end
   return tonumber(redis.call("PUBSUB", "NUMSUB", channels .. its_session)[2]) > 0
 end
 

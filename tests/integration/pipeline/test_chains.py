@@ -36,7 +36,7 @@ from computeshare.worker.stages.chain_replica import TURN_BITS, Order
 from computeshare.worker.stages.stage_loop import StageLoop, StageSeat, join_members
 from computeshare.worker.stages.stage_setup import StageSetup, await_stages, open_stages
 from tests.support.job_reducer import Job
-from tests.support.rounds import events, take_seat
+from tests.support.rounds import events, take_seat, unseen
 from tests.support.stage_seats import Seat
 from tests.support.wait import wait_until
 
@@ -185,17 +185,19 @@ def test_workers_that_are_taken_for_dead_but_are_not_change_no_bit(run: Run, alo
     assert [unit[0] if isinstance(unit, list) else unit for unit in counted] == [*range(2 * ROUNDS)]
 
 
-def test_the_end_of_a_process_is_noticed_by_its_connection(
-    start: Callable[..., Job], redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_a_process_is_noticed_by_its_connection(start: Callable[..., Job], redis_url: str) -> None:
     job = start(**FIELDS, strategy=PIPELINE)
     (one,) = members_of(job, setup_of(job), "one")
-    monkeypatch.setattr(membership, "LIFE_MS", 1_000_000_000)
+
+    def holds_all() -> bool:
+        unseen(job.store, "two", 1000)  # so that it does not end by its silence
+        return holders(one) == [["one"]]
+
     with one:
         dying = Seat(redis_url, job.job_id, "two")
         wait_until(lambda: holders(one) == [["one", "two"]])
         dying.die()
-        wait_until(lambda: holders(one) == [["one"]])
+        wait_until(holds_all)
 
 
 def test_a_new_placement_ends_the_wait_for_a_message(start: Callable[..., Job], redis: Redis) -> None:

@@ -8,7 +8,7 @@ import pytest
 from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import WorkerSession
-from tests.support.rounds import ZERO, Join, agree, events, know, send
+from tests.support.rounds import ZERO, Join, agree, events, know, send, unseen
 from tests.support.wait import wait_until
 
 PLAN = '{"chains":[]}'
@@ -28,8 +28,6 @@ def tell(
         worker=session.worker_id,
         session=session.session_id,
         about=json.dumps(about, separators=(",", ":")),
-        life_ms=5000,
-        lost_ms=2000,
         channels=store.keys.here(""),
         number=number,
         present=present,
@@ -56,15 +54,6 @@ def test_sessions_are_there_from_their_first_word_until_they_leave(
     assert there == HERE and [json.loads(one) for one in entries] == [{"rate": 2}, {"rate": 3}]
     two.leave("done")
     assert tell(store, one, rate=4)[3] == f"one:{'a' * 32}"
-
-
-def unseen(store: RoundStore, worker: str, ms: int) -> None:
-    """Have a worker last seen so long ago."""
-    entry = store.redis.hget(store.keys.members(), worker)
-    session, _, rest = bytes(entry or b"").decode().split("|", 2)
-    seconds, microseconds = store.redis.time()  # type: ignore[misc]
-    seen = 1000 * int(seconds) + int(microseconds) // 1000 - ms
-    store.redis.hset(store.keys.members(), worker, f"{session}|{seen}|{rest}")
 
 
 def test_a_session_whose_connection_has_ended_is_gone_in_a_moment_and_its_leases_are_free(
