@@ -18,8 +18,9 @@ import numpy as np
 import torch
 
 from computeshare.jobspec.spec import JobSpec
+from computeshare.reducer.audits.outliers import suspected_in
 from computeshare.settings import Settings
-from computeshare.strategies.averages import products, suspected_in
+from computeshare.strategies.averages import products
 from computeshare.tasks.metrics import score
 from computeshare.tasks.modules import weights_of
 from computeshare.tasks.registry import task_of

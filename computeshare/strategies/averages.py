@@ -17,10 +17,6 @@ TRIMMED = 0.2
 """Smallest share of values that `trimmed_mean` drops at each end of every coordinate."""
 HUBER = np.float32(2)
 """How far from the median `huber` counts a value, in median distances: 1.35 standard deviations of a normal one."""
-FAR = 4.0
-"""So many times as long as the others, an update is suspected."""
-AWAY = -0.2
-"""At a lower cosine with the others' mean direction, an update is suspected; honest ones of late rounds are near 0."""
 
 
 class Average(Protocol):
@@ -171,7 +167,7 @@ def opposed_in(products: Matrix) -> list[int]:
     An update's agreement is the median of its cosines with the others, which fewer than half of them cannot sway. It is
     opposed where that is below minus half of the usual agreement: honest updates of a late round may differ, too.
     """
-    cosines = _cosines(products)
+    cosines = cosines_of(products)
     # rounded, since the last bits of the sums differ by machine
     agreements = [round(float(np.median(np.delete(each, number))), 9) for number, each in enumerate(cosines)]
     usual = max(0.0, float(np.median(agreements)))
@@ -179,25 +175,8 @@ def opposed_in(products: Matrix) -> list[int]:
     return sorted(found, key=lambda row: agreements[row])
 
 
-def suspected_in(products: Matrix) -> list[int]:
-    """The updates that are unlike the others, by their inner products (n, n); none of fewer than three.
-
-    First those that are more than `FAR` times as long as the median of the others, the longest first; then those that
-    point away from the others' mean direction (a cosine below `AWAY`), the most opposed first.
-    """
-    count, lengths, cosines = len(products), np.sqrt(np.diagonal(products)), _cosines(products)
-    if count < 3:
-        return []
-    usual = np.array([np.sort(np.delete(lengths, row))[(count - 2) // 2] for row in range(count)])
-    long = [int(row) for row in np.argsort(-lengths) if lengths[row] > FAR * usual[row] > 0]
-    sums = cosines.sum(axis=1) - np.diagonal(cosines)  # with the sum of the others' directions
-    squares = np.array([np.delete(np.delete(cosines, row, 0), row, 1).sum() for row in range(count)])
-    agreements = sums / np.sqrt(np.maximum(squares, np.finfo(np.float64).eps))
-    away = [int(row) for row in np.argsort(agreements) if agreements[row] < AWAY]
-    return [*dict.fromkeys([*long, *away])]
-
-
-def _cosines(products: Matrix) -> Matrix:
+def cosines_of(products: Matrix) -> Matrix:
+    """The cosines (n, n) of vectors, by their inner products (n, n); 0 with a vector of zeros."""
     lengths = np.sqrt(np.diagonal(products))
     cosines: Matrix = products / np.maximum(np.outer(lengths, lengths), np.finfo(np.float64).tiny)
     return cosines

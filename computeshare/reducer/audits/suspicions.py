@@ -11,8 +11,9 @@ import structlog
 from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.refusal import AuditRecords, Received
 from computeshare.protocol.round_store import RoundState
+from computeshare.reducer.audits.outliers import suspected_in
 from computeshare.reducer.gather import Gatherer, Refused, RoundUpdates
-from computeshare.strategies.averages import Mean, products, stacked, suspected_in
+from computeshare.strategies.averages import Mean, products, stacked
 from computeshare.types import Token, machine_of
 
 Outcome = Literal["asked", "confirmed", "alone", "late"]

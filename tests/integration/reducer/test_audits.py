@@ -12,7 +12,7 @@ from redis import Redis
 from computeshare.codecs.messages import decode_update, encode_update
 from computeshare.errors import Banned
 from computeshare.protocol.worker_session import Grant
-from computeshare.strategies import averages
+from computeshare.reducer.audits import outliers
 from computeshare.types import Blob
 from tests.support.job_reducer import Hand, Job, Spoil
 from tests.support.rounds import events
@@ -207,7 +207,7 @@ def test_honest_updates_are_cleared_and_suspected_ever_more_seldom(
     start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = honest(start)
-    monkeypatch.setattr(averages, "AWAY", 2.0)  # all are suspected
+    monkeypatch.setattr(outliers, "AWAY", 2.0)  # all are suspected
     job, hands = local(start)
     assert run(job, hands, {}) == {}
     assert job.digest() == expected

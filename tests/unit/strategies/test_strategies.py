@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from computeshare.strategies.averages import Mean, huber, mean, opposed, products, suspected_in
+from computeshare.strategies.averages import Mean, huber, mean, opposed
 from computeshare.strategies.base import Contributions
 from computeshare.strategies.buffered_async import AsyncStrategy
 from computeshare.strategies.local import LocalStrategy
 from computeshare.strategies.staleness import Weighting
 from computeshare.strategies.sync import SyncStrategy
-from computeshare.types import Vector
 
 RNG = np.random.default_rng(0)
 UPDATES = [RNG.normal(size=50).astype(np.float32) for _ in range(5)]
@@ -124,30 +123,6 @@ def test_who_points_away_from_most_others_is_found_though_noise_is_larger_than_w
     assert opposed(np.stack(honest)) == []
     late = [RNG.normal(0, 1, size=2000).astype(np.float32) for _ in range(5)]  # agree on nothing
     assert opposed(np.stack([*honest, late[0]])) == []
-
-
-def suspects(*updates: Vector) -> list[int]:
-    rows = np.stack(updates)
-    cut = rows.shape[1] // 3  # as from two buckets
-    return suspected_in(products(rows[:, :cut]) + products(rows[:, cut:]))
-
-
-@pytest.mark.parametrize("count", [3, 4, 5, 8])
-def test_an_update_turned_round_or_far_longer_is_suspected_and_honest_ones_are_not(count: int) -> None:
-    updates = [np.float32(1) + RNG.normal(0, 1.5, size=3000).astype(np.float32) for _ in range(count)]
-    assert suspects(*updates) == []
-    for place, factor in [(0, -1), (count - 1, -3), (1, 5), (2, 1e30), (0, -1e30)]:
-        lie = [row * np.float32(factor) if at == place else row for at, row in enumerate(updates)]
-        assert suspects(*lie) == [place]
-    assert suspects(*(row * np.float32(1e-30 if at else 3.5e-30) for at, row in enumerate(updates))) == []
-
-
-def test_the_longest_updates_are_suspected_first_and_none_of_two() -> None:
-    one = np.ones(100, np.float32)
-    assert suspects(one, one * 10, one * 100, -one, one) == [2, 1, 3]
-    assert suspects(one, -one, -one * 100, one, one) == [2, 1]
-    assert suspects(one, -one) == suspects(one * 100, one) == suspects(one) == []
-    assert suspects(one, one * 0, one) == suspects(one * 0, one * 0, one * 0) == []
 
 
 def test_the_trimmed_mean_leaves_out_as_many_as_may_be_bad() -> None:
