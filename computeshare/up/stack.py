@@ -44,6 +44,14 @@ START_S = 1.0
 """How long `Stack.stop` waits for a process that is being started."""
 REDUCERS = 2
 """One active and one standby."""
+FORKS = sys.platform != "darwin"
+"""Whether reducers and evaluators come from a fork server; macOS's own libraries do not survive a fork."""
+LONGEST_PAUSE_S = 10.0
+"""The longest pause between two starts of a process that keeps ending."""
+REDUCER_PAUSE_S = 1.0 if FORKS else LONGEST_PAUSE_S
+"""The same of a reducer: less than a claim's life, so that one stands by when the claim of a killed one runs out, even
+if that followed soon on another. Forked, it is there in milliseconds.
+"""
 BROKER_MEMORY = 0.5
 """The fraction of this machine's memory that the embedded broker may use."""
 NAMELESS = (
@@ -111,14 +119,13 @@ class Forked:
     def __init__(self, target: Callable[[dict[str, str]], None], environment: dict[str, str], log_path: Path) -> None:
         made: dict[str, Any] = {"target": _logged, "args": (target, environment, str(log_path))}
         # A fork server imports torch once: the second reducer and every restart take milliseconds.
-        # macOS's own libraries do not survive a fork.
-        if sys.platform == "darwin":
-            self._process: BaseProcess = multiprocessing.get_context("spawn").Process(**made)
-        else:
+        if FORKS:
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload(["computeshare.up.preload"])
             os.environ[SOCKETS] = multiprocessing.util.get_temp_dir()
-            self._process = context.Process(**made)
+            self._process: BaseProcess = context.Process(**made)
+        else:
+            self._process = multiprocessing.get_context("spawn").Process(**made)
         self._process.start()
 
     @property
@@ -159,6 +166,7 @@ class Child:
     pause_s: float = 0.0
     starts: int = 0
     may_leave: bool = False
+    longest_pause_s: float = LONGEST_PAUSE_S
 
     def ensure(self, now: float) -> bool:
         """Start the process if it is not running and its pause is over; True if it was started now."""
@@ -167,7 +175,7 @@ class Child:
         if self.handle is not None and (self.has_left or now - self.started < self.pause_s):
             return False
         # Exponential backoff, reset after a run of more than 10 s.
-        self.pause_s = 0.2 if now - self.started > 10 else min(10.0, 2 * self.pause_s + 0.2)
+        self.pause_s = 0.2 if now - self.started > 10 else min(self.longest_pause_s, 2 * self.pause_s + 0.2)
         self.handle, self.started = self.start(), now
         self.starts += 1
         return True
@@ -334,7 +342,8 @@ class Stack:
             start = partial(self._spawn, worker + name, environment, "worker")
             children.append(Child("worker", start, may_leave=True))
         for _ in range(REDUCERS):
-            children.append(Child("reducer", lambda: Forked(reducer.child, environment, self._log("reducer"))))
+            forked = partial(Forked, reducer.child, environment, self._log("reducer"))
+            children.append(Child("reducer", forked, longest_pause_s=REDUCER_PAUSE_S))
         if self.settings.evaluator:
             children.append(Child("evaluator", lambda: Forked(evaluator.child, running, self._log("evaluator"))))
         return children
