@@ -637,7 +637,8 @@ class JobSpec(Part):
         """The most memory, in bytes, that the job can use in the broker.
 
         The sum of: weights and optimizer state of three versions (current, previous, next); the updates of two rounds
-        (the previous round's are kept until its state is stored), with a delay of three; the inner state that each
+        (the previous round's are kept until its state is stored, or those of several that are not larger), with a delay
+        of three; the inner state that each
         unit's worker may hand over; events and answers (`RECORD_BYTES`).
         """
         pairs = PAIRS if self.codec == "auto" else [(self.codec.up, self.codec.down)]

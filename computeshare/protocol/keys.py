@@ -160,11 +160,11 @@ class JobKeys:
 
     def round(self) -> str:
         """hash: status, token, base, version, first, count, carried, total, needed, cursor, opened, deadline, closed,
-        counted, bases, recent (number of versions whose updates count), snapshot (the newest version whose weights are
+        recent (number of versions whose updates count), snapshot (the newest version whose weights are
         kept whole, where versions are published as differences), doubted (the token, if workers found its weights
         damaged), draft (the name of the draft that the version was, if it was one).
 
-        The job is open while the hash exists; `counted` lists the updates that led from `base` to `token`.
+        The job is open while the hash exists.
         """
         return self._key("round")
 
@@ -191,10 +191,16 @@ class JobKeys:
         return self._key("chain")
 
     def state(self, token: str) -> str:
-        """hash: the reducer's full-precision weights and optimizer state of a version, in pieces; kept until the next
-        version's are stored.
+        """hash: the reducer's full-precision weights and optimizer state of a version, in pieces; kept until those of a
+        later version are stored.
         """
         return self._key("state", token)
+
+    def steps(self) -> str:
+        """list: `BASE|UNIT,UNIT|TOKEN,TOKEN` for each version since the newest `state`, oldest first: the version
+        before it, the units that made it, and the versions on which these were computed (empty: all on `BASE`).
+        """
+        return self._key("steps")
 
     def staged(self, nonce: str) -> str:
         """hash: a message not yet submitted or committed, part by part; expires. The nonce begins with its sender: a
@@ -203,8 +209,8 @@ class JobKeys:
         return self._key("staged", nonce)
 
     def update(self, token: str, micro_batch: int | str) -> str:
-        """hash: the accepted update of a micro-batch, part by part; kept until the state of the resulting version is
-        stored.
+        """hash: the accepted update of a micro-batch, part by part; kept until the state of the resulting version, or
+        of a later one, is stored.
         """
         return self._key("update", token, micro_batch)
 

@@ -66,6 +66,22 @@ class Link:
     """With a snapshot: versions that the chain drops."""
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The step from the version `base` to the next: the updates that were counted, by base token and unit."""
+
+    base: Token
+    counted: Sequence[tuple[str, int]]
+
+    @classmethod
+    def parse(cls, entry: bytes) -> "Step":
+        """Parse an entry of `steps`. Raises ValueError."""
+        base, units, bases = entry.decode().split("|")
+        numbers = numbers_in(units)
+        tokens = bases.split(",") if bases else [base] * len(numbers)
+        return cls(Token.parse(base), list(zip(tokens, numbers, strict=True)))
+
+
 class ReducerSession(RoundStore):
     """A reducer's exclusive claim on one job's rounds; every write carries the claim's fence."""
 
@@ -224,13 +240,10 @@ class ReducerSession(RoundStore):
     def _asked(self, wanted: Sequence[tuple[str, int | str]], parts: range) -> list[Command]:
         return [["HMGET", self.keys.update(*one), *parts] for one in wanted]
 
-    def counted(self, state: RoundState) -> list[tuple[str, int]]:
-        """Base token and micro-batch number of the updates that made the version of `state`, which must have a base."""
-        raw: Any = self.redis.hmget(self.keys.round(), ["counted", "bases"])
-        counted, bases = (bytes(value or b"").decode() for value in raw)
-        numbers = numbers_in(counted)
-        tokens = bases.split(",") if bases else [str(state.base)] * len(numbers)
-        return list(zip(tokens, numbers, strict=True))
+    def steps(self) -> list[Step]:
+        """The steps since the version whose state is stored, oldest first. Raises ValueError: they are damaged."""
+        entries: Any = self.redis.lrange(self.keys.steps(), 0, -1)
+        return [Step.parse(bytes(entry)) for entry in entries]
 
     def pending(self, token: Token) -> tuple[int, list[int]] | None:
         """The uncounted units of the round that starts from `token`: the first unit never leased, and earlier units
@@ -257,7 +270,7 @@ class ReducerSession(RoundStore):
         k = self.keys
         token: Any = str(state.token) if state else self.redis.hget(k.round(), "token")
         dropped = [k.leases(), k.backups(), k.received(), k.free(), k.suspects(), k.full(), k.recent(), k.chain()]
-        dropped += [k.audits(), k.copies(), k.disputes(), k.peers(), k.early(), k.offers(), k.drafts()]
+        dropped += [k.audits(), k.copies(), k.disputes(), k.peers(), k.early(), k.offers(), k.drafts(), k.steps()]
         there = (bytes(key).decode() for key in self.redis.scan_iter(k.pattern(), count=1000))
         dropped += [key for key in there if key.startswith(k.messages())]
         return bool(self.scripts.call("discard", k, token=token or "", fence=self.fence, dropped_keys=dropped))
@@ -334,6 +347,7 @@ class ReducerSession(RoundStore):
         news: bool = False,
         state: Sequence[Blob] | None = None,
         draft: str = "",
+        stored: Token | None = None,
     ) -> bool:
         """Publish the next version, once; False if the version or the fence had moved on.
 
@@ -345,8 +359,10 @@ class ReducerSession(RoundStore):
             next_round: the next round, including carried units; its count is 0 after the last round.
             link: changes to the chain, if `weights` are the difference from the version before.
             news: whether to publish `weights` as news, too (`JobKeys.news`).
-            state: the version's state, to be stored in the same exchange; None: call `store_state` next.
+            state: the version's state, to be stored in the same exchange; None: call `store_state`, now or after some
+                more versions.
             draft: name of the draft that holds the other parts.
+            stored: the version whose state is stored; None: the base.
         """
         k = self.keys
         staged, snapshot = k.draft(draft) if draft else self._staged("weights"), self._staged("snapshot")
@@ -358,7 +374,7 @@ class ReducerSession(RoundStore):
             staged_weights_key=staged,
             next_weights_key=k.delta(str(token)) if link else k.weights(str(token)),
             outdated_weights_key=k.weights(str(base.base)) if base.base and not link else k.staged("none"),
-            base_state_key=k.state(str(base.token)),
+            stored_state_key=k.state(str(stored or base.token)),
             staged_snapshot_key=snapshot,
             snapshot_key=k.weights(str(token)),
             base_news_key=k.news(str(base.base)),
@@ -413,7 +429,7 @@ class ReducerSession(RoundStore):
 
     def store_state(self, base: Token, counted: Sequence[tuple[str, int]], token: Token, state: Sequence[Blob]) -> bool:
         """Store the state of the current version `token`, then delete the data that it could be recomputed from: the
-        state of `base` and the updates `counted`, named as in `updates`.
+        state of `base`, the newest stored, and the updates `counted` since, named as in `updates`.
 
         Returns False, storing nothing, if the version or the fence had moved on.
         """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from computeshare.bundles.store import BundleStore
 from computeshare.checkpoints.retention import Retention
 from computeshare.checkpoints.store import Artifacts
-from computeshare.codecs.messages import update_parts
+from computeshare.codecs.messages import is_news, update_parts
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import ArtifactError
 from computeshare.jobspec.sampling_plan import Plan
@@ -46,6 +46,16 @@ class JobContext:
     def has_drafts(self) -> bool:
         """Whether buckets of a version may be made and published before its round is complete."""
         return self.spec.has_drafts and len(self.layout.buckets) > 1 and not self.layout.cuts
+
+    @property
+    def kept_bytes(self) -> int:
+        """How many bytes of counted updates the broker may keep in place of the state of each version: what
+        `JobSpec.broker_bytes` allows for one round. 0: each version's state is stored, because it is small, because it
+        lacks the parameters, or because steps cannot be repeated from updates alone.
+        """
+        if is_news(self.layout) or self.server_step.is_exact or self.spec.strategy.averaging:
+            return 0
+        return self.plan.units_per_round * self.layout.parameters * self.gatherer.codec.bytes_per_value
 
     @property
     def terms(self) -> Terms:

@@ -1,9 +1,10 @@
 """Recovery: load the version that a job has reached from the broker, from disk, or from how it began."""
 
 import dataclasses
+import functools
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import structlog
@@ -14,7 +15,8 @@ from computeshare.codecs.messages import add_delta, decode_weights
 from computeshare.codecs.registry import EXACT
 from computeshare.errors import ArtifactError, CodecError, LostClaim, ShapeError
 from computeshare.jobspec.sampling_plan import Round
-from computeshare.protocol.reducer_session import ReducerSession
+from computeshare.protocol.reducer_session import ReducerSession, Step
+from computeshare.protocol.refusal import Received
 from computeshare.protocol.round_store import RoundState
 from computeshare.protocol.versions.chain import Chain, route
 from computeshare.reducer.gather import Gatherer
@@ -27,6 +29,11 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+REPLAYED_VALUES = 1 << 28
+"""The most values of updates and parameters in the steps that a reducer repeats when it takes over: about half a second
+on a fast processor.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedVersion:
@@ -38,6 +45,33 @@ class LoadedVersion:
     """Digest of the published weights; empty: not known."""
     before: Weights | None = None
     """The version before, as workers hold it, if the checkpoint has it."""
+
+
+@dataclass(slots=True)
+class StoredState:
+    """The version whose state is the newest in the broker, and what was counted since."""
+
+    token: Token
+    steps: int = 0
+    """The number of versions since."""
+    counted: list[tuple[str, int]] = field(default_factory=list)
+    """The updates that made them, by base token and unit."""
+    bytes: int = 0
+    """Of those updates."""
+
+    def count(self, parts: Sequence[Received]) -> None:
+        """Note that a version was made of these updates."""
+        self.steps += 1
+        self.counted += [(part.base, part.micro_batch) for part in parts]
+        self.bytes += sum(part.size for part in parts)
+
+    def is_outdated(self, parameters: int, room_bytes: int) -> bool:
+        """Whether the newest version's state is to be stored before the next commit: with another version like those
+        since, there would be more than `REPLAYED_VALUES` to repeat, or more than `room_bytes` of updates to keep.
+        """
+        values, steps = parameters * (self.steps + len(self.counted)), self.steps
+        takes_long = values * (steps + 1) > REPLAYED_VALUES * steps
+        return takes_long or not room_bytes or self.bytes * (steps + 1) > room_bytes * steps
 
 
 class Recovery:
@@ -99,7 +133,7 @@ class Recovery:
     def in_broker(self, state: RoundState) -> tuple[LoadedVersion, Chain]:
         """Load the base version of a running round, and the chain of differences that leads to it.
 
-        If the optimizer's state was not stored yet, the step that led to the version is repeated.
+        If the version's state was not stored yet, the steps since the newest stored state are repeated.
 
         Raises: LostClaim: some of the data are gone, because another reducer went on or the broker lost them.
             CodecError: some are damaged.
@@ -112,8 +146,8 @@ class Recovery:
             raise CodecError(f"the weights of version {state.token} do not match its digest")
         whole_bytes = 4 * self._layout.parameters
         chain = Chain([Token.parse(one) for one in tokens], Token.parse(snapshot), whole_bytes, delta_bytes)
-        raw = self._session.load_state(state.token)
-        model = self._repeat_step(state, weights) if raw is None else self._server_step.load(weights, raw)
+        steps = self._session.steps()
+        model = self._repeat_steps(state, steps, weights) if steps else self._with_state(state.token, weights)
         return LoadedVersion(state.token, model), chain
 
     def published(self, token: Token) -> Weights:
@@ -140,43 +174,50 @@ class Recovery:
             delta_bytes += sum(map(len, delta))
         return weights, delta_bytes
 
-    def _repeat_step(self, state: RoundState, weights: Weights) -> "ServerModel":
-        """Repeat the step that led to the current version, from the state of its base and the updates it counted; a
-        version that is its weights alone needs no step.
+    def _with_state(self, token: Token, weights: Weights) -> "ServerModel":
+        """The version `token` with its state from the broker."""
+        raw = self._session.load_state(token)
+        if raw is None:
+            raise LostClaim(f"the state of version {token} is gone")
+        return self._server_step.load(weights, raw)
+
+    def _repeat_steps(self, state: RoundState, steps: Sequence[Step], weights: Weights) -> "ServerModel":
+        """Repeat the steps that led from the version whose state is stored to the current version, `weights`, and store
+        its state; a version that is its weights alone needs no step.
         """
-        base = state.base
-        if base is None:
-            raise LostClaim(f"version {state.token} has no version before it")
-        counted = self._session.counted(state)
+        base, counted = steps[0].base, [update for step in steps for update in step.counted]
         if self._server_step.is_stateless:
             model = self._server_step.load(weights, b"")
         else:
-            model = self._stepped_again(state, base, counted, weights)
+            model = self._stepped_again(state.token, steps, weights)
         if not self._session.store_state(base, counted, state.token, self._server_step.dump(model.master)):
             raise LostClaim(f"version {state.token} has been succeeded meanwhile")
         return model
 
-    def _stepped_again(
-        self, state: RoundState, base: Token, counted: Sequence[tuple[str, int]], weights: Weights
-    ) -> "ServerModel":
-        raw, before = self._session.load_state(base), self._weights(base, *self._session.chain())[0]
-        if raw is None or before is None:
-            raise LostClaim(f"the state before version {state.token} is gone")
-        model = self._server_step.load(before, raw)
-        samples = [self._plan.unit_size(unit) for _, unit in counted]
+    def _stepped_again(self, token: Token, steps: Sequence[Step], weights: Weights) -> "ServerModel":
+        before: Weights | None = weights  # a state with parameters of its own needs no weights
+        if self._server_step.is_exact:
+            before = self._weights(steps[0].base, *self._session.chain())[0]
+        if before is None:
+            raise LostClaim(f"the weights before version {token} are gone")
+        model = self._with_state(steps[0].base, before)
+        for step in steps:
+            gradient = self._server_step.combine(
+                functools.partial(self._reread, step, token),
+                [self._plan.unit_size(unit) for _, unit in step.counted],
+                [staleness(one, step.base) for one, _ in step.counted],
+            )
+            master = self._server_step.next_parameters(step.base.version + 1, model, gradient)
+            model = dataclasses.replace(model, master=master)
+        return dataclasses.replace(model, published=weights)
 
-        def read(bucket: int) -> Iterator[Vector]:
-            return (self._reread(update, bucket, state.token) for update in counted)
-
-        gradient = self._server_step.combine(read, samples, [staleness(token, base) for token, _ in counted])
-        master = self._server_step.next_parameters(state.token.version, model, gradient)
-        return dataclasses.replace(model, master=master, published=weights)
-
-    def _reread(self, update: tuple[str, int], bucket: int, token: Token) -> Vector:
-        values = self._gatherer.reread(update, bucket)
-        if values is None:
-            raise LostClaim(f"the state of version {token} has been stored meanwhile")
-        return values
+    def _reread(self, step: Step, token: Token, bucket: int) -> Iterator[Vector]:
+        """Yield a bucket of each update of a step before the version `token`, in the order of units."""
+        for update in step.counted:
+            values = self._gatherer.reread(update, bucket)
+            if values is None:
+                raise LostClaim(f"the state of version {token} has been stored meanwhile")
+            yield values
 
 
 def damage(state: RoundState, planned: Round, total: int) -> str | None:

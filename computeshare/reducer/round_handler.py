@@ -23,7 +23,7 @@ from computeshare.reducer.drafts.round_draft import Drafts
 from computeshare.reducer.gather import Altered, Refused
 from computeshare.reducer.job_setup import JobContext
 from computeshare.reducer.next_version import Clock, NextVersion
-from computeshare.reducer.recovery import LoadedVersion, damage
+from computeshare.reducer.recovery import LoadedVersion, StoredState, damage
 from computeshare.runtime.durability import Disk
 from computeshare.runtime.failpoints import armed, failpoint
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
@@ -64,6 +64,7 @@ class RoundHandler:
         self._next_version = NextVersion(job, session, helper)
         self._drafts = Drafts(job, session)
         self._chain = Chain([], Token(0, 0, ""), 0)
+        self._stored = StoredState(Token(0, 0, ""))
         self._planned: Round | None = None
         """The newest round computed from the plan."""
         self._disk_checked_s = 0.0
@@ -99,7 +100,7 @@ class RoundHandler:
         if not self.session.open(token, blob, state, next_round, event, job.spec.strategy.recent, job.terms, before):
             raise LostClaim("the job was opened by another reducer")
         return_freed_memory()
-        self.current = LoadedVersion(token, model, sha256)
+        self.current, self._stored = LoadedVersion(token, model, sha256), StoredState(token)
         self._chain = Chain([before[0], token] if before else [token], token, sum(map(len, blob)))
         about = {"version": version, "from_checkpoint": restored is not None, "parameters": job.layout.parameters}
         log.info("opened", job=self.session.job_id, **about)
@@ -121,6 +122,7 @@ class RoundHandler:
         """Take over the running round `state` from the broker. Raises one of UNUSABLE."""
         self._check(state)
         self.current, self._chain = self.job.recovery.in_broker(state)
+        self._stored = StoredState(state.token)
         log.info("took over", job=self.session.job_id, version=state.version)
 
     def save_if_wanted(self, state: RoundState) -> None:
@@ -189,7 +191,7 @@ class RoundHandler:
 
     def _reduce(self, base: RoundState, current: LoadedVersion, parts: dict[int, Received]) -> None:
         """Turn a complete round into the next version: combine, step, send, commit. Workers compute the next round
-        while a large optimizer state is stored.
+        while a large state is stored, if it is (`JobContext.kept_bytes`).
         """
         job, clock = self.job, Clock()
         counted = [parts[m] for m in sorted(parts)]
@@ -220,7 +222,7 @@ class RoundHandler:
         is_small = is_news(job.layout)
         state = job.server_step.dump(model.master) if is_small and not armed("after_commit") else None
         if not self.session.commit(
-            base, counted, token, made.left, next_round, event, link, is_small, state, made.draft
+            base, counted, token, made.left, next_round, event, link, is_small, state, made.draft, self._stored.token
         ):
             raise LostClaim(f"version {base.token} was reduced by another, or the job ended")
         self._drafts.forget()
@@ -228,9 +230,13 @@ class RoundHandler:
         failpoint("after_commit")
         self.current = LoadedVersion(token, model, sha256)
         self.expected = job.gatherer.expected(base.token if job.spec.strategy.lag else token, next_round)
-        if state is None:
-            done = [(part.base, part.micro_batch) for part in counted]
-            self.session.store_state(base.token, done, token, job.server_step.dump(model.master))
+        self._stored.count(counted)
+        is_stored = state is not None
+        if state is None and self._stored.is_outdated(job.layout.parameters, job.kept_bytes):
+            replaced = self._stored.token, self._stored.counted
+            is_stored = self.session.store_state(*replaced, token, job.server_step.dump(model.master))
+        if is_stored:
+            self._stored = StoredState(token)
         failpoint("after_state")
         self._save(self.current, next_round, base.token)
         if job.spec.quorum_of(token.version) < 1:

@@ -108,11 +108,14 @@ class Journal:
             held.closed = True
             self.closings.add((fence, token))
 
-    def committed(self, done: bool, fence: int, base: Token, version: Version, parts: Sequence[Received]) -> None:
+    def committed(
+        self, done: bool, fence: int, base: Token, version: Version, parts: Sequence[Received], stored: Token
+    ) -> None:
+        """`stored`: the version whose state the reducer stored last."""
         held, token = self.held, version.token
         numbers = [part.micro_batch for part in parts]
         expected = self._may(fence, base) and held.received == {part.micro_batch: part for part in parts}
-        expected = expected and bool(self.redis.exists(self.keys.state(str(base))))
+        expected = expected and bool(self.redis.exists(self.keys.state(str(stored))))
         assert done == expected, f"commit of {token} on {base} under {fence}: {done}, current {held.token}/{held.fence}"
         if not done:
             return

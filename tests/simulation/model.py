@@ -34,7 +34,17 @@ class Weights:
     def step(self, updates: Sequence[bytes]) -> "Weights":
         """The version after this one; both halves depend on everything that went in, and on its order."""
         mixed = b"".join((self.weights, self.state, *updates))
-        return Weights(hashlib.sha256(b"weights" + mixed).digest(), hashlib.sha256(b"state" + mixed).digest())
+        weights, state = (hashlib.sha256(kind + mixed).hexdigest().encode() for kind in (b"weights", b"state"))
+        return Weights(weights, state)
+
+    def dump(self) -> list[bytes]:
+        """What is stored as the version's state: all that its reducer holds, as where the codec down is lossy."""
+        return [self.state, b"|", self.weights]
+
+    @classmethod
+    def parse(cls, stored: bytes) -> "Weights":
+        state, _, weights = stored.partition(b"|")
+        return cls(weights, state)
 
     def token(self, incarnation: int, version: int) -> Token:
         return Token(incarnation, version, self.sha256[:16])

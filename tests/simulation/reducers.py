@@ -29,7 +29,9 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Unsaved:
-    """A version that was committed, its state not stored yet."""
+    """A version that was committed, its state not stored yet; `base` is the version whose state is stored, `counted`
+    the updates since.
+    """
 
     base: Token
     counted: Sequence[tuple[str, int]]
@@ -80,8 +82,8 @@ class SimReducer:
         """Whatever is due next: open, resume, read, commit or keep the state."""
         if not self.holds:
             return self.take()
-        if self.unsaved or self.reading:
-            return self.store() if self.unsaved else self.commit()
+        if self.reading or (self.unsaved and self.rng.random() < 0.5):
+            return self.commit() if self.reading else self.store()
         state, parts = self.reducer.progress()
         if state is None or self.current is None:
             return self._open() if state is None else self._resume(state)
@@ -111,7 +113,7 @@ class SimReducer:
         opened = self.reducer.open(
             token,
             [weights.weights],
-            [weights.state],
+            weights.dump(),
             following(version, carried),
             event,
             terms=Terms(sharers=self.journal.sharers),
@@ -120,7 +122,7 @@ class SimReducer:
         self.journal.opened(opened, self.reducer.fence, current, saved.token if saved else None)
         if not opened:
             return self.lose()
-        self.current = current
+        self.current, self.unsaved = current, None
         return f"opened {token}"
 
     def _resume(self, state: RoundState) -> str:
@@ -130,31 +132,23 @@ class SimReducer:
             done = self.reducer.discard(state)
             self.journal.discarded(done, self.reducer.fence, state.token)
             return f"gave up {state.token}: {done}"
-        weights = self._load(state.token)
-        kept = self._state(state.token)
-        if kept is None:
-            assert state.base is not None, "a version without a state has a base"
-            before = self._state(state.base)
-            assert before is not None, f"the state of {state.base} is gone though a takeover needs it"
-            base = Weights(self._load(state.base), before)
-            counted = self.reducer.counted(state)
-            blobs = self._updates(counted)
-            again = base.step([self._whole(blob) for blob in blobs])
-            assert again.weights == weights, f"replaying the step to {state.token} gave other bits"
-            self.current = Version(state.token, again, state.carried)
-            self.unsaved = Unsaved(state.base, counted, state.token, again)
-            return f"replayed {state.token}"
-        self.current = Version(state.token, Weights(weights, kept), state.carried)
-        return f"resumed {state.token}"
+        weights, steps = self._load(state.token), self.reducer.steps()
+        base = steps[0].base if steps else state.token
+        stored = self.reducer.load_state(base)
+        assert stored is not None, f"the state of {base} is gone though a takeover needs it"
+        again = Weights.parse(bytes(stored))
+        for step in steps:
+            again = again.step([self._whole(blob) for blob in self._updates(step.counted)])
+        assert again.weights == weights, f"replaying {len(steps)} steps to {state.token} gave other bits"
+        self.current = Version(state.token, again, state.carried)
+        counted = [update for step in steps for update in step.counted]
+        self.unsaved = Unsaved(base, counted, state.token, again) if steps else None
+        return f"resumed {state.token} after {len(steps)} steps"
 
     def _load(self, token: Token) -> bytes:
         blob = _only(self.reducer.load(self.reducer.keys.weights(str(token))))
         assert blob is not None, f"the weights of {token} are gone though a takeover needs them"
         return blob
-
-    def _state(self, token: Token) -> bytes | None:
-        kept = self.reducer.load_state(token)
-        return None if kept is None else bytes(kept)
 
     def _updates(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
         return [_only(message) for message in self.reducer.updates(wanted, range(1))]
@@ -198,15 +192,22 @@ class SimReducer:
         carried = tuple(m for m in read.base.units if m in left)
         event = {"token": str(token), "version": token.version, "base": str(read.base.token), "carried": carried}
         event |= {"sha256": weights.sha256, "counted": [[p.micro_batch, p.worker, _size(p)] for p in read.parts]}
+        before, self.unsaved = self.unsaved or Unsaved(read.base.token, (), token, weights), None
         done = self.reducer.commit(
-            read.base, read.parts, token, [weights.weights], following(token.version, carried), event
+            read.base,
+            read.parts,
+            token,
+            [weights.weights],
+            following(token.version, carried),
+            event,
+            stored=before.base,
         )
         current = Version(token, weights, carried)
-        self.journal.committed(done, self.reducer.fence, read.base.token, current, read.parts)
+        self.journal.committed(done, self.reducer.fence, read.base.token, current, read.parts, before.base)
         if not done:
             return self.lose()
         self.current = current
-        self.unsaved = Unsaved(read.base.token, counted, token, weights)
+        self.unsaved = Unsaved(before.base, [*before.counted, *counted], token, weights)
         return f"committed {token}, carrying {list(carried)}"
 
     def store(self) -> str:
@@ -214,7 +215,7 @@ class SimReducer:
         if self.unsaved is None:
             return "nothing to store"
         unsaved, self.unsaved = self.unsaved, None
-        self.reducer.store_state(unsaved.base, unsaved.counted, unsaved.token, [unsaved.weights.state])
+        self.reducer.store_state(unsaved.base, unsaved.counted, unsaved.token, unsaved.weights.dump())
         return f"stored the state of {unsaved.token}"
 
 

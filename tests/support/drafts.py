@@ -62,3 +62,11 @@ class Sending:
             for m, parts in self.messages.items()
         ]
         return self.session.submit(self.token, self.nonce, updates, {}).outcome
+
+
+def leased(*hands: Follower) -> list[Sending]:
+    """The updates of all units of a round, by these hands."""
+    grants = [(hand, hand.pull()) for hand in hands]
+    while sum(len(grant.micro_batches) for _, grant in grants) < hands[0].spec.plan.units_per_round:
+        grants += [(hand, hand.session.lease(grants[0][1].token)) for hand in hands]
+    return [Sending(hand, grant) for hand, grant in grants if grant.micro_batches]

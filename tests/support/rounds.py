@@ -138,11 +138,21 @@ def fill(join: Join, reducer: ReducerSession, worker: str = "filler") -> None:
     assert send(session, token, *grant.micro_batches, nonce=f"{token}") == "accepted"
 
 
-def commit(reducer: ReducerSession, token: Token, carried: Sequence[int] = (), keep: bool = True) -> bool:
-    """Commit what the round has received, and the state with it if that is to be kept."""
+def commit(
+    reducer: ReducerSession,
+    token: Token,
+    carried: Sequence[int] = (),
+    keep: bool = True,
+    stored: Token | None = None,
+) -> bool:
+    """Commit what the round has received, and the state with it if that is to be kept.
+
+    Args:
+        stored: the version whose state is the newest; default: that from which the round started.
+    """
     event, base, counted = {"version": token.version}, current(reducer), parts(reducer)
     following = PLAN.round(token.version, carried)
-    done = reducer.commit(base, counted, token, [b"weights"], following, event)
+    done = reducer.commit(base, counted, token, [b"weights"], following, event, stored=stored)
     if done and keep:
         reducer.store_state(base.token, [(part.base, part.micro_batch) for part in counted], token, [b"state"])
     return done

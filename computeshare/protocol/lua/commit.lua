@@ -2,18 +2,18 @@
 -- If the next round has the same window of micro-batches, their leases and uncounted updates stay; with `delay`, leases
 -- and updates for the next round do, too, and become those of the current one.
 -- Returns 1 if published; 0 if the version or the fence is outdated, the rounds have ended, or the broker lost the
--- reduced updates, the state from which to repeat the step, or a part of the draft (nothing is changed).
+-- reduced updates, the state from which to repeat the steps since, or a part of the draft (nothing is changed).
 local round_key, fence_key, staged_weights_key = KEYS[1], KEYS[2], KEYS[3]
 local next_weights_key, outdated_weights_key = KEYS[4], KEYS[5] -- outdated: those of the version before the base
 local leases_key, backups_key, received_key, free_key, suspects_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local versions_key, events_key, full_key, arrivals_key = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
-local base_state_key, recent_key, chain_key = KEYS[15], KEYS[16], KEYS[17]
+local stored_state_key, recent_key, chain_key = KEYS[15], KEYS[16], KEYS[17] -- stored: the newest state
 local staged_snapshot_key, snapshot_key = KEYS[18], KEYS[19] -- whole weights of the next version
 local base_news_key, next_news_key = KEYS[20], KEYS[21] -- news of the base and of the next version
 local audits_key, copies_key, disputes_key = KEYS[22], KEYS[23], KEYS[24]
 local early_key = KEYS[25] -- what the next round has received
-local offers_key = KEYS[26]
-local outdated_keys = slice(KEYS, 27) -- snapshots and differences to delete
+local offers_key, steps_key = KEYS[26], KEYS[27]
+local outdated_keys = slice(KEYS, 28) -- snapshots and differences to delete
 local token, next_token, fence = ARGV[1], ARGV[2], ARGV[3] -- token: of the version from which the round started
 local next_version, next_first, next_count = ARGV[4], ARGV[5], ARGV[6] -- first micro-batch, and their number
 local event = ARGV[7] -- non-empty JSON object; `doubled` is added below
@@ -39,7 +39,7 @@ for micro_batch in counted:gmatch("%d+") do units[#units + 1] = micro_batch end
 if needed == total and redis.call("HLEN", received_key) ~= #units then return 0 end
 local entries = redis.call("HMGET", received_key, unpack(units))
 for i, entry in ipairs(entries) do entries[i] = entry or "" end
-if redis.sha1hex(table.concat(entries)) ~= entries_sha1 or redis.call("EXISTS", base_state_key) == 0 then return 0 end
+if redis.sha1hex(table.concat(entries)) ~= entries_sha1 or redis.call("EXISTS", stored_state_key) == 0 then return 0 end
 if draft ~= "" and redis.call("HLEN", staged_weights_key) ~= tonumber(draft_parts) then return 0 end
 
 local function deadline() -- of the next round, in ms after its opening: median plus four median deviations; 0: unknown
@@ -76,8 +76,9 @@ if published_as == "delta" then
   redis.call("RPUSH", chain_key, next_token)
 end
 redis.call("HSET", round_key, "token", next_token, "base", token, "version", next_version, "first", next_first,
-  "count", next_count, "counted", counted, "bases", bases, "carried", carried, "total", next_total,
-  "needed", next_needed, "ahead", next_ahead, "deadline", deadline(), "opened", now_ms())
+  "count", next_count, "carried", carried, "total", next_total, "needed", next_needed, "ahead", next_ahead,
+  "deadline", deadline(), "opened", now_ms())
+redis.call("RPUSH", steps_key, token .. "|" .. counted .. "|" .. bases)
 redis.call("HDEL", round_key, "closed", "doubted", "doubters", "doubled", "draft")
 if draft ~= "" then redis.call("HSET", round_key, "draft", draft) end
 redis.call("DEL", offers_key)

@@ -4,6 +4,7 @@ local round_key, fence_key, staged_weights_key, weights_key = KEYS[1], KEYS[2], 
 local staged_state_key, state_key, versions_key, events_key = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local spec_key, free_key, recent_key, chain_key = KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local staged_base_key, base_weights_key = KEYS[13], KEYS[14] -- weights of the version before
+local steps_key = KEYS[15]
 local fence, token, version = ARGV[1], ARGV[2], ARGV[3]
 local first, count = ARGV[4], ARGV[5] -- the round's first micro-batch, and their number
 local event = ARGV[6] -- JSON
@@ -25,7 +26,7 @@ redis.call("HSET", round_key, "status", total == "0" and "finished" or "running"
   "ahead", ahead, "ahead_cursor", "0", "needed", needed, "recent", recent, "snapshot", token, "opened", now_ms())
 for i, name in ipairs(term_names) do redis.call("HSET", round_key, name, term_values[i]) end
 for micro_batch in carried:gmatch("%d+") do redis.call("RPUSH", free_key, micro_batch) end
-redis.call("DEL", recent_key, chain_key)
+redis.call("DEL", recent_key, chain_key, steps_key)
 if base ~= "" then
   redis.call("LPUSH", recent_key, base)
   redis.call("RPUSH", chain_key, base)

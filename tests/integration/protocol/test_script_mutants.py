@@ -136,7 +136,9 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
         ('if draft ~= "" then redis.call("HSET", round_key, "draft", draft) end', ""),
         ('"doubters", "doubled", "draft")', '"doubters", "doubled")'),
         ('redis.call("DEL", offers_key)', ""),
-        ('or redis.call("EXISTS", base_state_key) == 0', ""),
+        ('or redis.call("EXISTS", stored_state_key) == 0', ""),
+        ('redis.call("RPUSH", steps_key, token .. "|" .. counted .. "|" .. bases)', ""),
+        ('token .. "|" .. counted .. "|" .. bases', 'token .. "|" .. counted .. "|"'),
         ("if #arrivals < 8 then return 0 end", "if #arrivals < 4 then return 0 end"),
         ("4 * math.max(deviation, 0.1 * median, 5)", "4 * math.max(deviation, 0.2 * median, 5)"),
         ("4 * math.max(deviation,", "4 * math.max("),
@@ -410,7 +412,8 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
         ('for i, name in ipairs(term_names) do redis.call("HSET", round_key, name, term_values[i]) end', ""),
         ('total == "0" and "finished" or "running"', '"running"'),
         ('total == "0" and "finished" or "running"', 'count == "0" and "finished" or "running"'),
-        ('redis.call("DEL", recent_key, chain_key)', ""),
+        ('redis.call("DEL", recent_key, chain_key, steps_key)', ""),
+        ("chain_key, steps_key)", "chain_key)"),
         ('redis.call("LPUSH", recent_key, token)', ""),
         ('redis.call("RPUSH", chain_key, token)', ""),
         ('if base ~= "" then keep_staged(staged_base_key, base_weights_key) end', ""),
@@ -575,6 +578,7 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
     "keep": [
         (VERSION_MOVED_ON, ""),
         (FENCE_MOVED_ON, ""),
+        ('redis.call("DEL", steps_key)', ""),
         (PERSISTED, ""),
     ],
 }

@@ -12,11 +12,13 @@ import torch
 from torch.nn import functional
 
 from computeshare.checkpoints.store import BEFORE, Artifacts
+from computeshare.codecs import messages
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.reducer import round_handler
 from computeshare.tasks.modules import weights_of
 from computeshare.tasks.registry import task_of
+from computeshare.tensors import layout
 from computeshare.types import Token, Vector
 from computeshare.worker.seat.weights_receiver import Inbox
 from tests.support.job_reducer import Hand, Job
@@ -137,6 +139,25 @@ def test_reducers_that_take_over_and_a_lost_broker_change_no_bit(
     state = broken.store.read()
     assert state is not None and state.base is not None and (state.version, state.base.version) == (9, 8)
     assert finish(broken, worker(broken, "another"), worker(broken, "third")) == expected
+
+
+def test_steps_are_repeated_from_updates_computed_on_the_version_before(
+    start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state is stored after several versions, as that of a large model is."""
+    monkeypatch.setattr(layout, "BUCKET", 5000)
+    monkeypatch.setattr(messages, "NEWS_BYTES", 0)
+    changes = {**LOSSY, "codec": {"up": "lowrank2", "down": "lowrank2"}}
+    whole, broken = start(**changes, rounds=9), start(**changes, rounds=9)
+    expected = finish(whole, worker(whole, "solo"))
+    solo = worker(broken, "solo")
+    for turn in range(6):
+        advance(broken, solo)
+        if turn % 3 == 2:
+            assert len(broken.reducer.session.steps()) >= 3
+            broken.reducer = broken.new_reducer()
+            assert broken.reducer.advance() and len(broken.reducer.session.steps()) <= 1  # it may make a version
+    assert finish(broken, solo) == expected
 
 
 def test_audits_compare_updates_computed_on_the_version_before(start: Callable[..., Job]) -> None:

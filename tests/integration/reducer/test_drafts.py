@@ -16,7 +16,7 @@ from computeshare.reducer.drafts import round_draft
 from computeshare.tensors import layout
 from computeshare.worker.seat.drafts.draft_reader import DraftReader
 from computeshare.worker.seat.weights_receiver import Inbox
-from tests.support.drafts import Follower, Sending, follow
+from tests.support.drafts import Follower, Sending, follow, leased
 from tests.support.job_reducer import ADAM, Job, spec_of
 from tests.support.wait import wait_until
 
@@ -53,14 +53,6 @@ def drafted(job: Job) -> list[tuple[str, int]]:
     """Names and parts that were told, oldest first."""
     entries = job.redis.xrange(job.store.keys.drafts())
     return [(fields[b"name"].decode(), int(fields[b"part"])) for _, fields in entries]
-
-
-def leased(*hands: Follower) -> list[Sending]:
-    """The updates of all units of a round, by these hands."""
-    grants = [(hand, hand.pull()) for hand in hands]
-    while sum(len(grant.micro_batches) for _, grant in grants) < hands[0].spec.plan.units_per_round:
-        grants += [(hand, hand.session.lease(grants[0][1].token)) for hand in hands]
-    return [Sending(hand, grant) for hand, grant in grants if grant.micro_batches]
 
 
 def send_early(job: Job, hands: list[Follower]) -> None:

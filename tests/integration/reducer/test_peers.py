@@ -161,6 +161,7 @@ def test_a_state_that_was_not_stored_is_found_in_the_weights_themselves(job: Job
     assert state is not None and state.base is not None
     redis.delete(job.store.keys.state(str(state.token)))
     redis.hset(job.store.keys.state(str(state.base)), "0", b"kept until the next is stored")
+    redis.rpush(job.store.keys.steps(), f"{state.base}|0,1|")
     job.reducer = job.new_reducer()
     mine = some_weights(a)
     for _ in range(2):

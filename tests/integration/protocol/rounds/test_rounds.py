@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 from computeshare.errors import Banned, Fenced, JobGone
 from computeshare.jobspec.sampling_plan import Round
 from computeshare.protocol import keys
-from computeshare.protocol.reducer_session import ReducerSession
+from computeshare.protocol.reducer_session import ReducerSession, Step
 from computeshare.protocol.refusal import Suspicion
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import WorkerSession
@@ -20,6 +20,7 @@ from tests.support.rounds import (
     GONE,
     ONE,
     PLAN,
+    THREE,
     TWO,
     ZERO,
     Join,
@@ -451,6 +452,31 @@ def test_submissions_stay_until_the_state_they_led_to_is_stored(reducer: Reducer
     assert reducer.updates(of(ZERO), range(1)) == [None] * 4
     assert reducer.load_state(ONE) == b"state 1"
     assert reducer.load_state(ZERO) is None
+
+
+def test_a_state_is_stored_after_some_versions_and_takes_the_place_of_all_that_led_there(
+    redis: Redis, reducer: ReducerSession, join: Join
+) -> None:
+    k = reducer.keys
+    fill(join, reducer)
+    assert commit(reducer, ONE, keep=False)
+    fill(join, reducer)
+    assert not commit(reducer, TWO), "nothing is there that the second step could be repeated from"
+    assert commit(reducer, TWO, keep=False, stored=ZERO)
+    assert reducer.steps() == [Step(ZERO, of(ZERO, range(4))), Step(ONE, of(ONE, range(4, 8)))]
+    kept = [k.state(str(ZERO)), *(k.update(*one) for step in reducer.steps() for one in step.counted)]
+    assert redis.exists(*kept) == len(kept) == 9 and {redis.ttl(key) for key in kept} == {-1}
+    assert reducer.store_state(ZERO, [one for step in reducer.steps() for one in step.counted], TWO, [b"state 2"])
+    assert reducer.load_state(TWO) == b"state 2" and not redis.exists(*kept) and reducer.steps() == []
+    fill(join, reducer)
+    assert commit(reducer, THREE, keep=False) and [step.base for step in reducer.steps()] == [TWO]
+
+
+@pytest.mark.parametrize("entry", [b"", b"1.0.x|1", b"1.0.0000000000000000|1,2|1.0.0000000000000000", b"1.0.a|one|"])
+def test_a_step_that_cannot_be_read_is_an_error(redis: Redis, reducer: ReducerSession, entry: bytes) -> None:
+    redis.rpush(reducer.keys.steps(), entry)
+    with pytest.raises(ValueError):
+        reducer.steps()
 
 
 def test_a_small_state_is_kept_with_the_commit(redis: Redis, reducer: ReducerSession, join: Join) -> None:

@@ -10,7 +10,7 @@ from redis import Redis
 
 from computeshare.protocol import channel as channel_module
 from computeshare.protocol import reducer_session
-from computeshare.protocol.reducer_session import Link, ReducerSession
+from computeshare.protocol.reducer_session import Link, ReducerSession, Step
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import WorkerSession
 from computeshare.types import Token
@@ -44,14 +44,14 @@ def reducer(redis: Redis, store: RoundStore) -> ReducerSession:
     return opened(redis, store, WINDOW, recent=2)
 
 
-def buffered(reducer: ReducerSession, token: Token, *numbers: int) -> bool:
-    """Commit a version made of these micro-batches."""
+def buffered(reducer: ReducerSession, token: Token, *numbers: int, keep: bool = True) -> bool:
+    """Commit a version made of these micro-batches, and the state with it if that is to be kept."""
     base, counted = current(reducer), [part for part in parts(reducer) if part.micro_batch in numbers]
     following = PLAN.window(token.version)
     if following.epoch == PLAN.round(base.version).epoch:
         following = replace(following, first=base.first, count=base.count)
     done = reducer.commit(base, counted, token, [b"weights"], following, {"version": token.version})
-    if done:
+    if done and keep:
         reducer.store_state(base.token, [(part.base, part.micro_batch) for part in counted], token, [b"state"])
     return done
 
@@ -88,9 +88,9 @@ def test_what_was_computed_on_the_version_before_counts_in_the_next(
         **dict.fromkeys((6, 7), str(ONE)),
     }
     base = current(reducer)
-    assert buffered(reducer, TWO, 0, 1, 6, 7)
-    state = current(reducer)
-    assert state.base == base.token and reducer.counted(state) == [*of(ZERO, [0, 1]), *of(ONE, [6, 7])]
+    assert buffered(reducer, TWO, 0, 1, 6, 7, keep=False)
+    assert current(reducer).base == base.token
+    assert reducer.steps() == [Step(ONE, [*of(ZERO, [0, 1]), *of(ONE, [6, 7])])]
     assert reducer.redis.lrange(reducer.keys.recent(), 0, -1) == [str(TWO).encode(), str(ONE).encode()]
 
 
@@ -353,11 +353,12 @@ def test_a_message_that_has_not_all_its_parts_or_others_is_refused(
 def test_what_was_left_of_an_opening_before_is_forgotten(redis: Redis, store: RoundStore) -> None:
     redis.lpush(store.keys.recent(), str(TWO))
     redis.rpush(store.keys.chain(), str(TWO))
+    redis.rpush(store.keys.steps(), f"{ONE}|1|")
     reducer = ReducerSession(redis, store.job_id, "first")
     assert reducer.claim("host", 1, 60_000)
     assert reducer.open(ZERO, [b"weights 0"], [b"state 0"], PLAN.round(0), {})
     assert redis.lrange(store.keys.recent(), 0, -1) == [str(ZERO).encode()]
-    assert reducer.chain() == ([str(ZERO)], str(ZERO))
+    assert reducer.chain() == ([str(ZERO)], str(ZERO)) and reducer.steps() == []
 
 
 def link(reducer: ReducerSession, session: WorkerSession, token: Token, link: Link) -> None:
