@@ -1,7 +1,7 @@
 """Compares strategy `gossip` with `sync`, and a language model trained so with `local`; all at equal samples.
 
     python -m bench.gossip [--epochs 2] [--every 5] [--only NAME...]
-    python -m bench.gossip --gpt [--short] [--peers 4 8] [--every 25] [--samples 24000]
+    python -m bench.gossip --gpt [--short] [--peers 4 8] [--every 25] [--samples 24000] [--only NAME...]
 
 First form: MNIST `lenet5`, four workers, each interpolation. In the last run a worker is killed by SIGKILL at a third
 of the job, and another joins in its place. Prints accuracy on the test set, samples per second, megabytes up and down,
@@ -28,6 +28,8 @@ from computeshare.types import ENDED
 
 WORKERS, BATCH = 4, 32
 SGD = {"name": "SGD", "lr": 0.05, "momentum": 0.9}
+PLAIN = {"outer_lr": 1, "outer_momentum": 0}
+"""No outer step of its own: what a unit has changed is taken as it is."""
 GOAL = 0.01
 """Of `local`'s loss: how much more may be that of `gossip`, with the GPT."""
 BATCH_GPT = 3
@@ -50,11 +52,13 @@ def compare_with_local(options: argparse.Namespace) -> Part:
         local = {"kind": "local", "inner_steps": options.every, "replicas": peers, "outer_momentum": 0.8}
         gossip = {"kind": "gossip", "every": options.every, "buffer": peers}
         runs = {"local": local, "gossip": gossip}
-        runs |= {"gossip, momentum": gossip | {"outer_lr": 0.7, "outer_momentum": 0.3}}
+        runs |= {"gossip, no outer step": gossip | PLAIN}
         runs |= {"gossip, no exchanges": gossip | {"fetch_probability": 0}}
         losses: list[float] = []
         with ours.plane(peers, Settings().data_dir) as plane:
             for name, strategy in runs.items():
+                if losses and options.only and name not in options.only:
+                    continue
                 found = ours.train(plane, language_model(peers, strategy, options), scored=False)
                 metrics = plane.client.metrics(found.job["id"])
                 loss = metrics["test_loss"][-1]["value"]
@@ -76,7 +80,7 @@ def document(strategy: dict[str, Any] | None, options: argparse.Namespace) -> di
     found |= {"evaluate_every": 0, "checkpoint_every": 0, "threads": 1, "workers": {"min": WORKERS, "max": WORKERS}}
     if strategy is None:
         return found | {"micro_batches_per_round": WORKERS, "optimizer": SGD}
-    gossip = {"kind": "gossip", "every": options.every, "buffer": 4 * WORKERS, "inner_optimizer": SGD}
+    gossip = {"kind": "gossip", "every": options.every, "buffer": 4 * WORKERS, "inner_optimizer": SGD, **PLAIN}
     return found | {"strategy": gossip | strategy}
 
 
@@ -116,7 +120,7 @@ def main() -> None:
     parser.add_argument("--peers", type=int, nargs="+", default=[4, 8], help="with --gpt")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="of each run, with --gpt")
     parser.add_argument("--every", type=int, help="steps between exchanges; default: 5, with --gpt 25")
-    parser.add_argument("--only", nargs="+", help="names of the runs")
+    parser.add_argument("--only", nargs="+", help="names of the runs; with --gpt, local runs in any case")
     options = parser.parse_args()
     options.every = options.every or (25 if options.gpt else 5)
     end_cleanly_when_asked()

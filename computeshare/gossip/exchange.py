@@ -88,7 +88,7 @@ class Partners:
 
 
 class Exchange:
-    """One peer's exchanges: `ask` before a unit, `answer` after it, then `average`."""
+    """One peer's exchanges: `ask`, later `answer`, then `average`."""
 
     def __init__(self, averaging: Averaging, source: Source, partners: Partners, parts: int, decode: Decode) -> None:
         """`parts`: of a peer's message."""
@@ -100,6 +100,8 @@ class Exchange:
         """An answer that was not waited for any longer."""
         self._asked = ""
         self._report = Report()
+        self._read_bytes = self._told_bytes = 0
+        """Read so far, which the helper's thread counts; of these, in reports."""
         self._remarks = Seldom(REMARK_EVERY_S)
 
     def ask(self, units: int, always: bool = False) -> None:
@@ -147,6 +149,8 @@ class Exchange:
     def report(self) -> Report:
         """What was exchanged since the last report."""
         report, self._report = self._report, Report()
+        read = self._read_bytes
+        report.bytes, self._told_bytes = read - self._told_bytes, read
         return report
 
     def _read(self, units: int) -> Fetched | None:
@@ -160,7 +164,7 @@ class Exchange:
         if found is None:
             return None
         published, message = found
-        self._report.bytes += sum(len(part) for part in message if part is not None)
+        self._read_bytes += sum(len(part) for part in message if part is not None)
         decoded = self._decode(published, message)
         if decoded is None:
             return None

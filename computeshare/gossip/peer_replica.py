@@ -1,4 +1,4 @@
-"""A peer's replica: keeps weights of its own, and averages them with another peer's after each unit."""
+"""A peer's replica: keeps weights of its own, and averages them with another peer's before each unit."""
 
 import math
 from collections import deque
@@ -47,9 +47,9 @@ class PeerReplica:
         self._references: dict[str, Vector] = {}
         self._order: deque[str] = deque()
         self._own: Weights | None = None
-        self._before: tuple[Weights, int, Vector, Vector] | None = None
-        """For `go_back`: the weights, the units made, the weights after the last exchange and their momentum."""
-        self._outer, self._momentum = np.empty(0, np.float32), np.empty(0, np.float32)
+        self._before: tuple[Weights, int, Vector] | None = None
+        """For `go_back`: the weights, the units made and the momentum."""
+        self._momentum = np.empty(0, np.float32)
         self._units, self._loss, self._incarnation = 0, math.inf, ""
 
     @property
@@ -74,16 +74,19 @@ class PeerReplica:
             self._own = replace(self._own, counters=weights.counters)
 
     def compute(self, unit: int, goes_on: Callable[[], bool] = lambda: True, take: Take | None = None) -> Update:
-        """The unit's steps from this peer's own weights, then an exchange. The update is the reference minus the
-        weights then. Raises Interrupted: the weights are as before.
+        """Average this peer's weights with another's, and take the unit's steps from there, then the outer step. The
+        update is the reference minus the weights then. Raises Interrupted: the weights are as before.
+
+        The next other's weights are asked for at the end, so that they come while these are sent: the steps should
+        start from an average of weights that are as new as can be.
         """
         assert self._own is not None, "a version was loaded"
-        own = self._own
-        self.exchange.ask(self._units)
+        own = self._averaged(self._own)
         self._replica.load(own)
         update = self._replica.compute(unit, goes_on)
         self._units, self._loss = self._units + 1, update.loss
-        self._own = self._averaged(Weights(own.parameters - update.vector, update.buffers, own.counters))
+        self._own = Weights(own.parameters - self._outer_step(update.vector), update.buffers, own.counters)
+        self.exchange.ask(self._units)
         difference = self._references[self._order[-1]] - self._own.parameters
         for bucket, where in enumerate(self._layout.buckets if take else ()):
             assert take
@@ -93,12 +96,12 @@ class PeerReplica:
     def mark(self) -> None:
         """Save this peer's weights for `go_back`."""
         assert self._own is not None, "a version was loaded"
-        self._before = self._own, self._units, self._outer, self._momentum
+        self._before = self._own, self._units, self._momentum
 
     def go_back(self) -> None:
         """Return to the weights of the last `mark`: the units since then do not count."""
         if self._before:
-            self._own, self._units, self._outer, self._momentum = self._before
+            self._own, self._units, self._momentum = self._before
 
     def report(self) -> Report:
         """What was exchanged since the last report."""
@@ -107,11 +110,11 @@ class PeerReplica:
     def _start(self, reference: Weights) -> None:
         """Begin with a random other peer's weights, else with the reference."""
         self._own = reference
+        self.exchange.answer()  # of what was asked for before: those weights are no longer wanted
         self.exchange.ask(0, always=True)
         if found := self.exchange.answer():
             self._own = Weights(found.parameters, found.buffers, reference.counters)
-        self._outer = self._own.parameters
-        self._momentum = np.zeros_like(self._outer) if self._averaging.outer_momentum else np.empty(0, np.float32)
+        self._momentum = np.zeros_like(self._own.parameters if self._averaging.outer_momentum else self._momentum)
         self._before = None
 
     def _decode(self, published: Published, message: Message) -> tuple[Vector, Vector] | None:
@@ -123,20 +126,16 @@ class PeerReplica:
         return np.subtract(reference, difference, out=difference), buffers.copy()
 
     def _averaged(self, own: Weights) -> Weights:
-        """This peer's weights after a unit: averaged with another's, then a step towards that."""
-        target, buffers = own.parameters, own.buffers
+        """This peer's weights, averaged with another's that was asked for, if it has answered."""
         if other := self.exchange.answer():
-            target, buffers = self.exchange.average(target, buffers, other, self._units, self._loss)
-        if self._averaging.outer_momentum or self._averaging.outer_lr != 1:
-            target = self._stepped(target)
-        return Weights(target, buffers, own.counters)
+            averaged = self.exchange.average(own.parameters, own.buffers, other, self._units, self._loss)
+            return Weights(*averaged, own.counters)
+        return own
 
-    def _stepped(self, target: Vector) -> Vector:
-        """The weights after the last exchange, moved towards `target` by SGD with Nesterov momentum."""
+    def _outer_step(self, difference: Vector) -> Vector:
+        """The step of SGD with Nesterov momentum on a unit's pseudo-gradient."""
         rate, momentum = np.float32(self._averaging.outer_lr), np.float32(self._averaging.outer_momentum)
-        step = self._outer - target
         if momentum:
-            self._momentum = momentum * self._momentum + step
-            step = step + momentum * self._momentum
-        self._outer = self._outer - rate * step
-        return self._outer
+            self._momentum = momentum * self._momentum + difference
+            difference = difference + momentum * self._momentum
+        return rate * difference

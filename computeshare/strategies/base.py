@@ -72,7 +72,7 @@ class Averaging(Protocol):
 
     @property
     def timeout_ms(self) -> int:
-        """The longest wait for the other's weights once the unit is computed."""
+        """The longest wait for the other's weights before the next unit."""
 
     @property
     def matching(self) -> Literal["random", "pairs"]:
@@ -80,7 +80,7 @@ class Averaging(Protocol):
 
     @property
     def outer_lr(self) -> float:
-        """The length of a step towards the average; 1: all the way."""
+        """The rate of the outer step on what a unit has changed; 1: all of it."""
 
     @property
     def outer_momentum(self) -> float:

@@ -17,13 +17,13 @@ ADAMW: dict[str, Any] = {"name": "AdamW", "lr": 1e-3}
 
 
 class GossipStrategy(Strategy):
-    """Averaging in pairs (AD-PSGD, arXiv:1710.06952): each worker, a peer, keeps its own weights, publishes them after
-    every unit of `every` steps, and averages them with another peer's, read from the broker while it computes.
+    """Averaging in pairs (AD-PSGD, arXiv:1710.06952): each worker, a peer, keeps its own weights. Before every unit of
+    `every` steps it averages them with another peer's, read from the broker while it published its own; after it, an
+    outer step with Nesterov momentum on what the unit changed (NoLoCo, arXiv:2506.10911).
 
     Nobody waits for a mean over all: a version is the mean of the peers' newest weights, for scores, checkpoints and
     workers that join. Peers take its weights as the reference from which their published weights are differences, so
-    that a lossy codec rounds small numbers. With `outer_momentum` a pair takes a Nesterov step on its average
-    (NoLoCo, arXiv:2506.10911).
+    that a lossy codec rounds small numbers.
     """
 
     suits: ClassVar[str] = "averages in pairs, without waiting for others"
@@ -66,7 +66,7 @@ class GossipStrategy(Strategy):
     )
     fetch_probability: float = Field(1, ge=0, le=1, description="probability of an exchange after a unit")
     timeout_ms: int = Field(
-        2000, ge=1, le=600_000, description="longest wait for another peer's weights once the unit is computed"
+        2000, ge=1, le=600_000, description="longest wait for another peer's weights before the next unit"
     )
     matching: Literal["random", "pairs"] = Field(
         "random",
@@ -78,8 +78,13 @@ class GossipStrategy(Strategy):
     inner_optimizer: Annotated[OptimizerSpec, changing(ADAMW)] = Field(
         default_factory=lambda: OptimizerSpec(**ADAMW), description="a peer's own optimizer, whose state it keeps"
     )
-    outer_lr: float = Field(1.0, gt=0, le=2, description="step towards the pair's average; 1: all the way")
-    outer_momentum: float = Field(0.0, ge=0, lt=1, description="Nesterov momentum of these steps; 0: none")
+    outer_lr: float = Field(1.0, gt=0, le=2, description="rate of the outer step on what a unit has changed")
+    outer_momentum: float = Field(
+        0.8,
+        ge=0,
+        lt=1,
+        description="Nesterov momentum of the outer steps; 0: none, as with an inner optimizer that has momentum",
+    )
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
@@ -130,7 +135,9 @@ class GossipStrategy(Strategy):
 
     @property
     def extra_vectors(self) -> int:
-        """Own weights now and before the unit, the reference, the other's weights, the difference, inner state."""
+        """Own weights now and before the unit, the reference, the other's weights, the difference, inner state, and
+        the momentum now and before the unit.
+        """
         return 5 + (1 if self.inner_optimizer.name == "SGD" else 2) + 2 * (self.outer_momentum > 0)
 
     def gradient(self, updates: Iterable[Vector], about: Contributions, out: Vector | None = None) -> Vector:

@@ -20,6 +20,7 @@ from computeshare.types import Message, Vector
 
 SIZE = 6
 LAYOUT = Layout((Tensor("w", (SIZE,), "parameter", 0, SIZE), Tensor("mean", (2,), "buffer", 0, 2)))
+PLAIN = {"outer_lr": 1, "outer_momentum": 0}
 FIRST, SECOND, RESTORED = "1.0.aaaaaaaaaaaaaaaa", "1.1.bbbbbbbbbbbbbbbb", "2.1.bbbbbbbbbbbbbbbb"
 
 
@@ -80,12 +81,19 @@ def message(difference: float, buffers: float = 0.0) -> Message:
 def peer(board: Board, token: str = FIRST, **fields: object) -> tuple[PeerReplica, Stepper, list[str]]:
     """A peer that has loaded zeros as version `token`; the list holds the token of the next version to load."""
     stepper, current = Stepper(), [token]
-    strategy = GossipStrategy.model_validate({"timeout_ms": 20_000, **fields})
+    strategy = GossipStrategy.model_validate({**PLAIN, "timeout_ms": 20_000, **fields})
     found = PeerReplica(
         stepper, strategy, board, Partners("own", 0, strategy.matching), EXACT, LAYOUT, lambda: current[0]
     )
     found.load(weights(0))
     return found, stepper, current
+
+
+def has_read(found: PeerReplica) -> None:
+    """Wait until a peer has read what it asked for."""
+    coming = found.exchange._coming
+    assert coming
+    coming.result(30)
 
 
 def test_alone_it_steps_from_its_own_weights_and_publishes_the_difference_from_the_version() -> None:
@@ -102,14 +110,19 @@ def test_alone_it_steps_from_its_own_weights_and_publishes_the_difference_from_t
 
 
 def test_it_starts_from_anothers_weights_and_averages_with_them() -> None:
-    found, stepper, _ = peer(Board(other=(FIRST, message(-8, 4))), factor=0.25)
-    update = found.compute(0)
+    board = Board(other=(FIRST, message(-8, 4)))
+    found, stepper, _ = peer(board, factor=0.25)
+    board.messages["other"] = message(-13, 9)
+    assert found.compute(0).vector.tolist() == [-9] * SIZE
     assert stepper.loaded.parameters.tolist() == [8] * SIZE
-    assert update.vector.tolist() == [-8.75] * SIZE, "a quarter of the way from 9 back to 8"
-    assert update.buffers.tolist() == [4.75, 4.75]
+    update = found.compute(1)
+    assert stepper.loaded.parameters.tolist() == [10] * SIZE, "a quarter of the way from 9 to 13"
+    assert update.vector.tolist() == [-11] * SIZE and update.buffers.tolist() == [7, 7]
+    has_read(found)
     report = found.report()
-    assert report.met == {"peer": "other", "share": 0.25, "distance": 1.0}
-    assert report.bytes == 2 * sum(map(len, message(-8, 4)))
+    assert report.met == {"peer": "other", "share": 0.25, "distance": 4.0}
+    assert report.bytes == 3 * sum(map(len, message(-8, 4))), "when it started, and after each unit"
+    assert found.report() == Report()
 
 
 @pytest.mark.parametrize(
@@ -125,13 +138,15 @@ def test_it_starts_from_anothers_weights_and_averages_with_them() -> None:
 def test_the_share_follows_from_units_and_losses(fields: dict[str, object], share: float) -> None:
     found, _, _ = peer(Board(other=(FIRST, message(-8))), **fields)
     found.compute(0)
+    found.compute(1)
     assert found.report().met["share"] == pytest.approx(share, abs=1e-4)
 
 
 def test_the_way_to_the_other_is_clipped() -> None:
     found, _, _ = peer(Board(other=(FIRST, message(-100))), max_norm=SIZE**0.5, factor=1.0)
     found._own = weights(0)
-    assert found.compute(0).vector == pytest.approx(vector(-2))
+    found.compute(0)
+    assert found.compute(1).vector == pytest.approx(vector(-3))
 
 
 def test_without_exchanges_it_goes_its_own_way() -> None:
@@ -141,7 +156,21 @@ def test_without_exchanges_it_goes_its_own_way() -> None:
     assert found.report().met == {}
 
 
-def test_a_pair_takes_a_step_with_nesterov_momentum() -> None:
+def test_the_way_to_another_has_no_part_in_the_momentum() -> None:
+    steps = {"outer_lr": 0.5, "outer_momentum": 0.9}
+    alone, _, _ = peer(Board(), **steps)
+    found, _, _ = peer(Board(other=(FIRST, message(-100))), **steps)
+    found._own = weights(0)
+    before = expected = 0.0
+    for unit in range(4):
+        after = -alone.compute(unit).vector[0]
+        expected = (expected + 100) / 2 if unit else expected
+        expected += after - before
+        before = after
+        assert found.compute(unit).vector == pytest.approx(vector(-expected), rel=1e-6)
+
+
+def test_a_units_outer_step_has_nesterov_momentum() -> None:
     found, _, _ = peer(Board(), outer_lr=0.5, outer_momentum=0.9)
     torch = pytest.importorskip("torch")
     slow = torch.nn.Parameter(torch.zeros(SIZE))
@@ -169,8 +198,11 @@ def test_what_did_not_count_is_undone() -> None:
 
 
 def test_after_a_restore_all_start_from_the_version() -> None:
-    found, stepper, current = peer(Board())
+    board = Board(other=(FIRST, message(-8)))
+    found, stepper, current = peer(board)
     found.compute(0)
+    has_read(found)
+    board.published.clear()
     current[0] = RESTORED
     found.load(weights(5))
     found.compute(1)
@@ -184,16 +216,18 @@ def test_an_exchange_that_fails_costs_nothing_but_the_others_score(error: Except
     board = Board(other=(FIRST, message(np.nan)))
     board.error = error
     found, _, _ = peer(board)
-    assert found.compute(0).vector.tolist() == [-1] * SIZE
+    assert [found.compute(unit).vector[0] for unit in range(2)] == [-1, -2]
     assert found.exchange.partners._scores == {"other": 0.25}, "when it started, and now"
 
 
 def test_weights_from_another_reference_are_left_out() -> None:
     found, _, current = peer(Board(other=(SECOND, message(-8))))
-    assert found.compute(0).vector.tolist() == [-1] * SIZE
+    found.compute(0)
+    has_read(found)
     current[0] = SECOND
     found.load(weights(0))
-    assert found.compute(1).vector.tolist() == [-5] * SIZE, "between 2 and 8"
+    assert found.compute(1).vector.tolist() == [-2] * SIZE
+    assert found.compute(2).vector.tolist() == [-6] * SIZE, "between 2 and 8, and a step"
 
 
 def test_who_answers_late_is_not_waited_for_and_is_asked_again_when_it_has_answered() -> None:
@@ -208,7 +242,8 @@ def test_who_answers_late_is_not_waited_for_and_is_asked_again_when_it_has_answe
     assert late
     late.result(30)
     found.exchange.averaging = GossipStrategy(timeout_ms=20_000)
-    assert found.compute(2).vector.tolist() == [-5.5] * SIZE, "between 3 and 8"
+    found.compute(2)
+    assert found.compute(3).vector.tolist() == [-6.5] * SIZE, "between 3 and 8, and a step"
 
 
 def test_slow_peers_are_chosen_seldom_and_never_given_up() -> None:
