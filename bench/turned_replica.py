@@ -1,8 +1,8 @@
-"""What one replica of five that lies costs with `local`, by how updates are combined, and how often an honest update is
+"""What one replica of five (or another number) that lies costs with `local`, by how updates are combined, and how often an honest update is
 suspected: the loss on the test split, in one process, no broker.
 
     python -m bench.turned_replica [--case digits lenet5 ...] [--combine mean huber] [--harm none turned thousandfold]
-        [--audited] [--seeds 0 1 2]
+        [--audited] [--replicas 5] [--seeds 0 1 2]
 
 Prints a line of JSON per run. In each round another replica lies. With `--audited`, suspected updates are computed
 again, as with `audit`, until a wrong one is found and replaced, whose machine is banned.
@@ -43,6 +43,15 @@ HARMS: Mapping[str, Harm | None] = {
 }
 
 
+def of_round(document: dict[str, Any], replicas: int, combine: str) -> dict[str, Any]:
+    """What changes in a JobSpec with another number of updates in a round."""
+    workers = {"min": replicas, "max": replicas}
+    if "strategy" not in document:
+        strategy = {"kind": "sync", "combine": combine}
+        return {"strategy": strategy, "micro_batches_per_round": replicas, "workers": workers}
+    return {"strategy": document["strategy"] | {"replicas": replicas, "combine": combine}, "workers": workers}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
@@ -50,20 +59,21 @@ def main() -> None:
     parser.add_argument("--combine", nargs="+", choices=combinations, default=combinations)
     parser.add_argument("--harm", nargs="+", choices=HARMS, default=["none", "turned"])
     parser.add_argument("--audited", action="store_true")
+    parser.add_argument("--replicas", type=int, default=REPLICAS, help="in a round")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     args = parser.parse_args()
     for case in args.case:
         samples, document = CASES[case]
         for seed in args.seeds:
             for combine in args.combine:
-                strategy = document.get("strategy", {"kind": "sync"}) | {"combine": combine}
-                changes = {"strategy": strategy, "seed": seed, "workers": {"min": REPLICAS, "max": REPLICAS}}
+                changes = of_round(document, args.replicas, combine) | {"seed": seed}
                 for harm in args.harm:
                     began = time.monotonic()
                     found = trained(
                         lasting(document | changes, samples), Settings().data_dir, HARMS[harm], args.audited
                     )
                     about = {"case": case, "combine": combine, "harm": harm, "audited": args.audited, "seed": seed}
+                    about |= {"replicas": args.replicas}
                     print(json.dumps({**about, **found, "seconds": round(time.monotonic() - began)}), flush=True)
 
 

@@ -21,6 +21,7 @@ from computeshare.tasks.modules import frozen_digest
 from computeshare.tasks.registry import task_of
 from computeshare.training.computation import replica_of
 from computeshare.types import Blob
+from computeshare.worker.seat.weights_receiver import Inbox
 from tests.support.rounds import take_seat
 
 ADAM = {"name": "Adam", "lr": 0.01}
@@ -66,6 +67,26 @@ class Hand:
             message = encode_update(self.up, update.vector, update.buffers, self.layout, seed)
             updates.append((m, spoil(message), update.loss))
         return self.session.submit(grant.token, uuid.uuid4().hex, updates, {}).outcome
+
+
+class Worker:
+    """A hand that computes each unit on the version that its lease names."""
+
+    def __init__(self, hand: Hand) -> None:
+        self.hand, self.inbox, self.loaded = hand, Inbox(hand.session, hand.spec.codecs.down, hand.layout), ""
+
+    def turn(self, spoil: Spoil = lambda message: message) -> bool:
+        """Compute and submit one lease, `spoil`ed if need be, if there is one."""
+        grant = self.hand.session.lease(self.loaded)
+        if grant.answer != "leased":
+            return False
+        if grant.token != self.loaded:
+            weights = self.inbox.fetch(self.hand.session, grant.token)
+            assert weights is not None
+            self.hand.replica.load(weights)
+            self.loaded = grant.token
+        assert self.hand.send(grant, spoil) == "accepted"
+        return True
 
 
 class Job:

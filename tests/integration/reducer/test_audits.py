@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from computeshare.codecs.messages import decode_update, encode_update
 from computeshare.errors import Banned
 from computeshare.protocol.worker_session import Grant
 from computeshare.reducer.audits import outliers
+from computeshare.tasks.registry import task_of
 from computeshare.types import Blob
-from tests.support.job_reducer import Hand, Job, Spoil
+from tests.support.job_reducer import Hand, Job, Spoil, Worker
 from tests.support.rounds import events
 
 RNG = np.random.default_rng(0)
@@ -229,6 +231,23 @@ def test_a_machine_of_its_own_kind_is_suspected_in_vain(start: Callable[..., Job
     assert [one["worker"] for one in told].count("first") == 1 and "mismatched" not in outcomes(job)
 
 
+def test_one_of_four_replicas_of_a_gpt_lies_in_vain(start: Callable[..., Job], shakespeare_dir: Path) -> None:
+    size = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 32}
+    inner = {"name": "AdamW", "lr": 1e-3, "betas": [0.9, 0.99]}
+    fields: dict[str, Any] = {"dataset": "tinyshakespeare", "model": "gpt", "model_args": size, "clip_norm": 1.0}
+    fields["strategy"] = {"kind": "local", "replicas": 4, "inner_steps": 25, "inner_optimizer": inner}
+
+    def trained(audit: float, liar: str = "") -> tuple[Job, dict[str, int]]:
+        job = start(**fields, micro_batch=6, rounds=3, optimizer=None, audit=audit)
+        instances = {name: task_of(job.spec).instance(0, "train", shakespeare_dir) for name in HANDS[:4]}
+        hands = {name: job.hand(name, instance) for name, instance in instances.items()}
+        return job, run(job, hands, {liar: changed(hands[liar], -1)} if liar else {})
+
+    honest_job, _ = trained(0)
+    job, banned = trained(1e-9, "third")
+    assert [*banned] == ["third"] and job.digest() == honest_job.digest()
+
+
 def send_all(hands: dict[str, Hand]) -> None:
     """A round's updates, of which the first hand's is turned."""
     for name, grant in [(name, hand.pull()) for name, hand in hands.items()]:
@@ -330,3 +349,41 @@ def test_a_third_machine_that_confirms_nobody_makes_no_more_than_its_share(start
     ]
     assert hands["first"].pull().micro_batches == (0,)
     assert not job.redis.exists(job.store.keys.strikes())
+
+
+# With a delay
+
+
+def delayed(start: Callable[..., Job], audit: float) -> tuple[Job, dict[str, Worker]]:
+    """As `local`, with a delay."""
+    fields: dict[str, Any] = {"strategy": {**LOCAL, "delay": 1}, "micro_batch": 6, "rounds": 6}
+    job = start(**fields, optimizer=None, audit=audit, workers={"min": 1, "max": 6})
+    return job, {name: Worker(job.hand(name)) for name in HANDS}
+
+
+def run_delayed(job: Job, workers: dict[str, Worker], liar: str = "") -> list[str]:
+    """Until the job is done: each worker in turn leases and submits. Returns the banned ones."""
+    banned: list[str] = []
+    while (state := job.store.read()) and state.status == "running":
+        for name in [one for one in workers if one not in banned]:
+            hand = workers[name].hand
+            try:
+                workers[name].turn(changed(hand, -1) if name == liar else lambda message: message)
+            except Banned:
+                banned.append(name)
+        job.reducer.advance()
+    job.reducer.close()
+    return banned
+
+
+@pytest.mark.parametrize("liar", ["first", "fourth"])
+def test_with_a_delay_too_a_suspected_lie_is_replaced_before_the_version_is_made(
+    start: Callable[..., Job], liar: str
+) -> None:
+    plain, workers = delayed(start, 0)
+    assert run_delayed(plain, workers) == []
+    job, workers = delayed(start, 1e-9)
+    assert run_delayed(job, workers, liar) == [liar]
+    assert job.digest() == plain.digest()
+    assert {*outcomes(job)} <= {"mismatched", "confirmed"} and "mismatched" in outcomes(job)
+    assert not job.redis.exists(job.store.keys.disputes(), job.store.keys.copies(), job.store.keys.audits())

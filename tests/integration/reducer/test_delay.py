@@ -20,32 +20,11 @@ from computeshare.tasks.modules import weights_of
 from computeshare.tasks.registry import task_of
 from computeshare.tensors import layout
 from computeshare.types import Token, Vector
-from computeshare.worker.seat.weights_receiver import Inbox
-from tests.support.job_reducer import Hand, Job
+from tests.support.job_reducer import Job, Worker
 from tests.support.rounds import events
 
 DELAYED: dict[str, Any] = {"strategy": {"kind": "sync", "delay": 1}, "codec": {"up": "float32", "down": "float32"}}
 LOSSY = DELAYED | {"codec": {"up": "int8", "down": "int8"}}
-
-
-class Worker:
-    """A hand that computes each unit on the version that its lease names."""
-
-    def __init__(self, hand: Hand) -> None:
-        self.hand, self.inbox, self.loaded = hand, Inbox(hand.session, hand.spec.codecs.down, hand.layout), ""
-
-    def turn(self) -> bool:
-        """Compute and submit one lease, if there is one."""
-        grant = self.hand.session.lease(self.loaded)
-        if grant.answer != "leased":
-            return False
-        if grant.token != self.loaded:
-            weights = self.inbox.fetch(self.hand.session, grant.token)
-            assert weights is not None
-            self.hand.replica.load(weights)
-            self.loaded = grant.token
-        assert self.hand.send(grant) == "accepted"
-        return True
 
 
 def worker(job: Job, name: str) -> Worker:
