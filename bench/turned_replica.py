@@ -1,5 +1,5 @@
-"""What one replica of five (or another number) that lies costs with `local`, by how updates are combined, and how often an honest update is
-suspected: the loss on the test split, in one process, no broker.
+"""What one replica of five, or of another number, that lies costs with `local`, by how updates are combined, and how
+often an honest update is suspected: the loss on the test split, in one process, no broker.
 
     python -m bench.turned_replica [--case digits lenet5 ...] [--combine mean huber] [--harm none turned thousandfold]
         [--audited] [--replicas 5] [--seeds 0 1 2]
