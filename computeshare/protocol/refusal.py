@@ -11,7 +11,7 @@ from computeshare.errors import DamagedRound
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.limits import ENTRY_BYTES
 from computeshare.protocol.scripts import Scripts
-from computeshare.types import Token
+from computeshare.types import Token, machine_of
 
 BANNING_STRIKES = 5
 """Refused submissions after which a worker is banned from the job."""
@@ -100,22 +100,25 @@ class AuditRecords:
     """Worker that has joined the job to the digest of its machine's kind."""
     present: frozenset[str]
     """The workers that are in the job now."""
+    liars: Mapping[str, str]
+    """Machine that an audit banned to the reason."""
 
     @classmethod
     def read(cls, redis: Redis, keys: JobKeys) -> Self:
         """Read the current round's. Raises DamagedRound."""
         pipeline = redis.pipeline(transaction=False)
-        for key in (keys.copies(), keys.disputes(), keys.kinds()):
+        for key in (keys.copies(), keys.disputes(), keys.kinds(), keys.banned()):
             pipeline.hgetall(key)
         pipeline.hkeys(keys.sessions())
         pipeline.time()
-        copies, disputes, kinds, sessions, (seconds, micros) = pipeline.execute()
+        copies, disputes, kinds, banned, sessions, (seconds, micros) = pipeline.execute()
         now_ms = 1000 * seconds + micros / 1000
         return cls(
             {int(unit): Received.parse(unit, entry) for unit, entry in copies.items()},
             {int(unit): _dispute(about, now_ms) for unit, about in disputes.items()},
             {worker.decode(): kind.decode() for worker, kind in kinds.items()},
             frozenset(worker.decode() for worker in sessions),
+            {machine_of(worker.decode()): why.decode() for worker, why in banned.items() if why.startswith(b"audit: ")},
         )
 
 

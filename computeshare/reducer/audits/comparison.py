@@ -32,10 +32,13 @@ class Audits:
         """Compare what can be compared. Raises Refused: some units were taken back, or copies are to be waited for."""
         records = self._session.audits()
         self._settled = {unit for unit, dispute in records.disputes.items() if dispute.is_settled}
+        if self._refuse_liars(base, parts, records.liars):  # with a delay, sent for this round before the ban
+            raise Refused
         disputed = {unit for unit, dispute in records.disputes.items() if dispute.parties and not dispute.copied}
-        done = [self._decide(base, parts, unit, records) for unit in disputed & parts.keys()]
+        if not all(self._decide(base, parts, unit, records) for unit in sorted(disputed & parts.keys())):
+            raise Refused
         copied = records.copies.keys() & parts.keys() - disputed - self._settled
-        done += [self._compare(base, parts[unit], records.copies[unit], records) for unit in copied]
+        done = [self._compare(base, parts[unit], records.copies[unit], records) for unit in sorted(copied)]
         self._gatherer.settled = self._settled
         if not all(done):
             raise Refused
@@ -86,14 +89,19 @@ class Audits:
         reason = f"audit: its update for micro-batch {unit}, version {base.version}, was not what two machines computed"
         for worker in {wrong} | {one for one in records.present if machine_of(one) == machine_of(wrong)}:
             self._session.ban(base.token, worker, reason)
-        bad = [part for part in parts.values() if machine_of(part.worker) == machine_of(wrong)]
+        refused = self._refuse_liars(base, parts, {machine_of(wrong): reason})
+        self._settle(base, parts[unit])  # at last: a reducer that ends before decides again
+        self._tell(base, unit, "mismatched", [wrong, *right, third])
+        return not refused
+
+    def _refuse_liars(self, base: RoundState, parts: Mapping[int, Received], liars: Mapping[str, str]) -> bool:
+        """Take back all updates of these machines, given with the reason; whether there were any."""
+        bad = [part for part in parts.values() if machine_of(part.worker) in liars]
         for part in bad:
             self._settled.discard(part.micro_batch)
             self._session.close_audit(base.token, part)
-            self._session.refuse(base.token, part, reason, "damaged")
-        self._settle(base, parts[unit])  # at last: a reducer that ends before decides again
-        self._tell(base, unit, "mismatched", [wrong, *right, third])
-        return not bad
+            self._session.refuse(base.token, part, liars[machine_of(part.worker)], "damaged")
+        return bool(bad)
 
     def _refuse_beyond_share(self, base: RoundState, parts: Mapping[int, Received], unit: int) -> bool:
         """Take an update back that nobody confirmed, if its machine would make more than its share by it."""

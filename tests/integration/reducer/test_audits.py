@@ -263,14 +263,19 @@ def run_out(job: Job) -> int:
     return int(unit)
 
 
+def copy_lease(job: Job, hand: Hand, unit: int) -> None:
+    """Have a hand hold the lease on a copy of a unit."""
+    now = int(job.store.redis.time()[0])  # type: ignore[index]
+    lease = f"{hand.session.session_id}|{1000 * (now + 60)}|{1000 * now}|{hand.session.worker_id}"
+    job.redis.hset(job.store.keys.audits(), str(unit), lease)
+
+
 def skipped(job: Job, hands: dict[str, Hand]) -> None:
     """A round in which the first unit, which is turned, is suspected, and copied by a machine of another kind."""
     job.redis.hset(job.store.keys.kinds(), "sixth", "another kind")
     send_all(hands)
     idle = hands["sixth"].pull()
-    now = int(job.store.redis.time()[0])  # type: ignore[index]
-    lease = f"{hands['sixth'].session.session_id}|{1000 * (now + 60)}|{1000 * now}|sixth"
-    job.redis.hset(job.store.keys.audits(), "0", lease)  # as from before anybody had the unit
+    copy_lease(job, hands["sixth"], 0)  # as from before anybody had the unit
     job.reducer.advance()
     assert hands["second"].pull().micro_batches == ()
     assert hands["sixth"].send(replace(idle, micro_batches=(0,))) == "accepted"
@@ -387,3 +392,27 @@ def test_with_a_delay_too_a_suspected_lie_is_replaced_before_the_version_is_made
     assert job.digest() == plain.digest()
     assert {*outcomes(job)} <= {"mismatched", "confirmed"} and "mismatched" in outcomes(job)
     assert not job.redis.exists(job.store.keys.disputes(), job.store.keys.copies(), job.store.keys.audits())
+
+
+def test_what_a_liar_sent_for_the_next_round_counts_no_more_than_what_it_sent_for_this(
+    start: Callable[..., Job],
+) -> None:
+    fields: dict[str, Any] = {"strategy": {"kind": "sync", "delay": 1}, "micro_batches_per_round": 4}
+    plain = start(**fields)
+    assert run_delayed(plain, {"solo": Worker(plain.hand("solo"))}) == []
+    job = start(**fields, audit=1e-9, workers={"min": 1, "max": 3})
+    workers = {name: Worker(job.hand(name)) for name in HANDS[:3]}
+    liar, copier = workers["first"], workers["second"]
+    keys = job.store.keys
+    assert liar.turn(changed(liar.hand, -1))
+    while job.redis.hlen(keys.received()) < 4:
+        assert copier.turn()
+    unit, *_ = (int(one) for one, entry in job.redis.hgetall(keys.received()).items() if b'"first"' in entry)
+    assert liar.turn(changed(liar.hand, -1))
+    assert all(b'"first"' in entry for entry in job.redis.hvals(keys.early()))
+    copy_lease(job, copier.hand, unit)
+    grant = Grant("leased", copier.loaded, 0, (unit,))
+    assert copier.hand.send(grant) == "accepted"
+    assert run_delayed(job, workers) == ["first"]
+    assert job.digest() == plain.digest()
+    assert outcomes(job) == ["mismatched"]
