@@ -21,6 +21,8 @@ LEVELS = 127
 """Both factors are integers from -127 to 127."""
 MOST_SHIFT = 7
 """Most halvings of a row of the right factor. With eight rows, every sum of products then has 24 bits."""
+MOST_EXPONENT = 100
+"""Of a scale whose products with levels are far from the limits of float32."""
 _OTHERS = Halves("float16")
 """The codec of vectors, and of matrices too small to gain from factors."""
 _SMALLEST = np.float32(1e-37)
@@ -45,8 +47,9 @@ class _Matrix:
         """The matrix (rows, columns), zero where values are missing, in aligned memory, since sums depend on that."""
         import torch
 
-        matrix = torch.zeros(self.rows * self.columns)
-        matrix.numpy()[self.before :][: self.where.stop - self.where.start] = values[self.where]
+        matrix, some = torch.empty(self.rows * self.columns), values[self.where]
+        flat, end = matrix.numpy(), self.before + some.size
+        flat[: self.before], flat[self.before : end], flat[end:] = 0, some, 0
         return matrix.view(self.rows, self.columns)
 
     def blocks(self, values: Vector) -> Iterator[tuple[slice, slice, Vector]]:
@@ -118,12 +121,14 @@ class LowRank:
         for one, scale, shift in zip(matrices, scales, shifts, strict=True):
             ends = at, at + self.rank * one.rows, at + self.rank * (one.rows + one.columns)
             left, right = (levels[a:b].astype(np.float32).reshape(self.rank, -1) for a, b in pairwise(ends))
-            right = np.ldexp(right, -shift.astype(int)[:, None])
+            exponent, factor = _split_scale(scale)
+            right = np.ldexp(right, exponent - shift.astype(int)[:, None])
             for rows, columns, block in one.blocks(out):
                 factors = torch.from_numpy(left[:, rows]).T, torch.from_numpy(right[:, columns])
                 torch.mm(*factors, out=torch.from_numpy(block))
-            with np.errstate(invalid="ignore", over="ignore"):
-                out[one.where] *= scale
+            if factor != 1:
+                with np.errstate(invalid="ignore", over="ignore"):
+                    out[one.where] *= factor
             at = ends[-1]
         plain = _OTHERS.decode(rest, sum(where.stop - where.start for where in others))
         for where in others:
@@ -156,6 +161,16 @@ class LowRank:
             np.frombuffer(raw, np.uint8, shifts, scales).reshape(count, self.rank),
             np.frombuffer(raw, np.int8, -1, scales + shifts),
         )
+
+
+def _split_scale(scale: np.float32) -> tuple[int, np.float32]:
+    """An exponent for the right factor, and what its products are multiplied by: 1 for a scale that is a power of two,
+    which saves a pass over the matrix and gives the same bits.
+    """
+    mantissa, exponent = np.frexp(scale)
+    if mantissa == 0.5 and abs(exponent) <= MOST_EXPONENT:
+        return int(exponent) - 1, np.float32(1)
+    return 0, scale
 
 
 def _signs(seed: int, count: int) -> Vector:
@@ -191,7 +206,7 @@ def _orthonormal(rows: "torch.Tensor") -> "torch.Tensor":
 
 
 def _quantised(left: Vector, right: Vector) -> tuple[np.float32, Shifts, Levels]:
-    """A scale for both factors, a shift for each row of the right factor, and the levels, left before right.
+    """A scale for both factors, a power of two; a shift for each row of the right factor; the levels, the left's first.
 
     A row that is smaller than the largest is doubled up to `MOST_SHIFT` times before it is rounded.
     """
@@ -202,7 +217,9 @@ def _quantised(left: Vector, right: Vector) -> tuple[np.float32, Shifts, Levels]
     if not _SMALLEST < scale < np.inf:
         nothing = np.float32(0 if scale <= _SMALLEST else np.nan)
         return nothing, np.zeros(len(left), np.uint8), np.zeros(left.size + right.size, np.int8)
+    mantissa, exponent = np.frexp(scale)
+    scale = np.ldexp(np.float32(1), exponent - (mantissa == 0.5))
     with np.errstate(divide="ignore"):
-        shifts = (np.frexp(tops.max() / tops)[1] - 1).clip(0, MOST_SHIFT).astype(np.uint8)
+        shifts = (np.frexp(scale * np.float32(LEVELS) / tops)[1] - 1).clip(0, MOST_SHIFT).astype(np.uint8)
     levels = left * (np.float32(LEVELS) / largest)[:, None], np.ldexp(right / scale, shifts.astype(int)[:, None])
     return scale, shifts, np.concatenate([np.rint(one).clip(-LEVELS, LEVELS).astype(np.int8).ravel() for one in levels])

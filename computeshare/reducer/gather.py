@@ -151,23 +151,29 @@ class Gatherer:
         return values, sha256(frame).digest()
 
     def confirm(
-        self, base: RoundState, parts: dict[int, Received], digests: Sequence[Mapping[int, bytes]], buffers: Average
+        self,
+        base: RoundState,
+        parts: dict[int, Received],
+        digests: Sequence[Mapping[int, bytes] | None],
+        buffers: Average,
     ) -> None:
-        """Check accepted updates all of whose buckets were read by `early`, and sum their buffers in `buffers`.
+        """Check accepted updates, some of whose buckets `early` has read, and sum their buffers in `buffers`.
 
         Args:
-            digests: for each bucket, unit to the digest of its frame.
+            digests: for each bucket, unit to the digest of its frame; None: the bucket is not read yet.
         Raises: Altered: one is invalid, or another than was read; nothing was refused.
         """
         if self._above_limits(parts, base.needed):
             raise Altered
-        for bucket, known in enumerate(digests):
+        last = len(digests) - 1
+        for bucket in (bucket for bucket, known in enumerate(digests) if known or bucket == last):
+            known = digests[bucket]
             for m, frames in self._frames([parts[m] for m in sorted(parts)], bucket):
                 if frames is None or isinstance(frames, CodecError) or frames[0] is None:
                     raise Altered
-                if sha256(frames[0]).digest() != known[m]:
+                if known and sha256(frames[0]).digest() != known[m]:
                     raise Altered
-                if bucket == len(digests) - 1:
+                if bucket == last:
                     buffers.add(self._finite_buffers(frames[1], parts[m].loss), self.plan.unit_size(m))
 
     def _finite_buffers(self, frame: Blob | None, loss: float) -> Vector:

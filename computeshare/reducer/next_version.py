@@ -15,7 +15,7 @@ from computeshare.protocol.refusal import Received
 from computeshare.protocol.round_store import RoundState
 from computeshare.protocol.versions.chain import Chain
 from computeshare.reducer.audits.comparison import Audits
-from computeshare.reducer.drafts.round_draft import RoundDraft
+from computeshare.reducer.drafts.round_draft import Drafts, RoundDraft
 from computeshare.reducer.gather import RoundUpdates
 from computeshare.reducer.job_setup import JobContext
 from computeshare.reducer.recovery import staleness
@@ -90,10 +90,17 @@ class NextVersion:
         return Made(following, sha256, left, size, about)
 
     def finish(
-        self, draft: RoundDraft, base: RoundState, parts: dict[int, Received], samples: Sequence[int], clock: Clock
-    ) -> Made:
-        """Complete a draft, all of whose buckets are made, by the accepted updates of which it was made.
+        self,
+        drafts: Drafts,
+        draft: RoundDraft,
+        base: RoundState,
+        parts: dict[int, Received],
+        samples: Sequence[int],
+        clock: Clock,
+    ) -> Made | None:
+        """Complete a draft by the accepted updates of which it was made; None if one is invalid, and it was dropped.
 
+        The helper computes the digest of the buckets that are made while the others are.
         Raises: Refused: some were refused; Altered: some are others than were read. The draft then does not count.
         """
         if self._audits:
@@ -101,15 +108,26 @@ class NextVersion:
         gatherer, count = self.job.gatherer, len(self.job.layout.buckets)
         buffers = self.job.server_step.average(samples)
         try:
-            gatherer.confirm(base, parts, [draft.digests[bucket] for bucket in range(count)], buffers)
+            gatherer.confirm(base, parts, [draft.digests.get(bucket) for bucket in range(count)], buffers)
         finally:
             gatherer.settle()
+        digest, hashed = draft.version.settle(buffers.value), 0
+
+        def hash_on() -> None:
+            nonlocal hashed
+            while hashed in draft.digests:
+                self._helper.submit(digest.add, draft.version.published(hashed))
+                hashed += 1
+
+        hash_on()
+        if not drafts.complete(draft, parts, hash_on):
+            return None
         failpoint("after_gather")
         clock.lap("combine")
-        rest, model = draft.version.finish(buffers.value)
+        rest, model = draft.version.finish()
         clock.lap("step")
         left: list[Blob | None] = [None] * count
-        size, sha256 = draft.bytes + sum(map(len, rest)), self.job.layout.digest(model.published)
+        size, sha256 = draft.bytes + sum(map(len, rest)), self._helper.submit(digest.hexdigest).result()
         clock.lap("encode")
         return Made(model, sha256, [*left, *rest], size, {}, draft.name)
 

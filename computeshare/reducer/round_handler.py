@@ -196,15 +196,12 @@ class RoundHandler:
         job, clock = self.job, Clock()
         counted = [parts[m] for m in sorted(parts)]
         samples = [job.plan.unit_size(part.micro_batch) for part in counted]
-        draft = self._drafts.take(base, parts)
-        if draft and not self._drafts.complete(draft, parts):
-            draft = None
+        draft, made = self._drafts.take(base, parts), None
         self.current = None  # the step overwrites its weights: after a failure, load the version from Redis again
         try:
             if draft:
-                made = self._next_version.finish(draft, base, parts, samples, clock)
-            else:
-                made = self._next_version.make(base, parts, samples, current.model, clock)
+                made = self._next_version.finish(self._drafts, draft, base, parts, samples, clock)
+            made = made or self._next_version.make(base, parts, samples, current.model, clock)
         except (Refused, Altered):
             self._drafts.drop()
             self.current = current

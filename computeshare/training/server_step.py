@@ -20,7 +20,7 @@ from computeshare.codecs.registry import CODECS, EXACT
 from computeshare.jobspec.spec import JobSpec
 from computeshare.strategies.averages import Average, square
 from computeshare.strategies.base import Contributions
-from computeshare.tensors.layout import Layout, Weights
+from computeshare.tensors.layout import Digest, Layout, Weights
 from computeshare.training.optimizers import Ready, ServerOptimizer, States
 from computeshare.types import Blob, Counters, Vector
 
@@ -247,6 +247,7 @@ class VersionDraft:
         self._master = np.empty_like(model.master)
         self._published = self._master if step.is_exact else np.empty_like(model.master)
         self._states: States = {}
+        self._others: tuple[Vector, Counters] = (model.published.buffers, model.published.counters)
 
     def add(self, bucket: int, updates: Iterable[Vector]) -> Blob:
         """Make a bucket from this bucket of each update, in the order of units. Returns its frame for the workers.
@@ -264,13 +265,21 @@ class VersionDraft:
         seed, old = (self._version * len(self._layout.buckets), before[where]) if self._step.chained else (0, None)
         return encode_weights_bucket(self._down, values, self._layout, bucket, seed, old, published)
 
-    def finish(self, buffers: Vector) -> tuple[list[Blob], ServerModel]:
-        """Complete the version, all of whose buckets were added, with the mean (b,) of the updates' buffers. The
-        optimizer and the moving average now belong to it.
+    def settle(self, buffers: Vector) -> Digest:
+        """Set the mean (b,) of the updates' buffers. Returns the digest to which the buckets are to be added."""
+        self._others = self._step.next_buffers(buffers, self._model.published)
+        return Digest(self._layout, *self._others)
+
+    def published(self, bucket: int) -> Vector:
+        """A bucket's parameters as workers decode them."""
+        return self._published[self._layout.buckets[bucket]]
+
+    def finish(self) -> tuple[list[Blob], ServerModel]:
+        """Complete the version, all of whose buckets were added and whose buffers were set. The optimizer and the
+        moving average now belong to it.
 
         Returns: the frames after those of the buckets, and the version.
         """
         self._step.optimizer.adopt(self._states)
         self._step.moved(self._master)
-        others = self._step.next_buffers(buffers, self._model.published)
-        return encode_rest(*others), ServerModel(self._master, Weights(self._published, *others))
+        return encode_rest(*self._others), ServerModel(self._master, Weights(self._published, *self._others))

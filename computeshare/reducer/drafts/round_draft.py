@@ -3,7 +3,7 @@
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -88,11 +88,14 @@ class Drafts:
             self.drop()
         return self._draft
 
-    def complete(self, draft: RoundDraft, parts: Mapping[int, Received]) -> bool:
-        """Make the buckets that are left, from accepted updates; False if one is invalid, and the draft was dropped."""
+    def complete(self, draft: RoundDraft, parts: Mapping[int, Received], made: Callable[[], object]) -> bool:
+        """Make the buckets that are left, from accepted updates, the first first, and call `made` after each; False if
+        one is invalid, and the draft was dropped.
+        """
         try:
-            for bucket in self._left(draft):
+            for bucket in reversed(self._left(draft)):
                 self._make(draft, parts, bucket)
+                made()
         except (Missing, CodecError, FloatingPointError, OutOfMemoryError) as error:
             self._fail(draft.base, error)
         return self._draft is not None

@@ -117,7 +117,7 @@ def test_a_bucket_is_made_once_every_update_of_the_round_has_it(start: Callable[
     assert [part for _, part in drafted(job)] == [2, 3]
     assert first.submit() == "accepted"
     job.reducer.advance()
-    assert [part for _, part in drafted(job)] == [2, 3, 1, 0] and draft_of(job) == drafted(job)[0][0]
+    assert [part for _, part in drafted(job)] == [2, 3, 0, 1] and draft_of(job) == drafted(job)[0][0]
 
 
 def test_what_was_drafted_of_other_updates_does_not_count(start: Callable[..., Job]) -> None:

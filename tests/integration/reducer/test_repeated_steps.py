@@ -199,7 +199,7 @@ def test_one_who_takes_over_after_drafted_versions_repeats_their_steps(start: Ca
             for sending in sendings:
                 sending.offer(bucket)
             early.reducer.advance()
-        assert [sending.submit() for sending in sendings] == ["accepted"] * 2
+        assert {sending.submit() for sending in sendings} == {"accepted"}
         early.reducer.advance()
         assert early.digest() == whole.digest() and early.redis.hget(early.store.keys.round(), "draft")
         assert len(steps(early)) == (version if version < 4 else 1)

@@ -106,7 +106,8 @@ def forged(scale: float, shifts: bytes, levels: bytes, others: int = 30) -> byte
     return b"".join(struct.pack("<I", len(part)) + part for part in parts)
 
 
-def test_the_wire_format_is_pinned_and_decoding_is_exact_in_any_order_of_sums() -> None:
+@pytest.mark.parametrize("size", [0.37, 2.0**-9, 2.0**-110, 2.0**90])
+def test_the_wire_format_is_pinned_and_decoding_is_exact_in_any_order_of_sums(size: float) -> None:
     """The largest levels and shifts of all signs: float64 has room for any sum of them, and float32 as well."""
     rank, rng = 8, np.random.default_rng(1)
     codec = LowRank(rank).fitted(PIECES)
@@ -115,7 +116,7 @@ def test_the_wire_format_is_pinned_and_decoding_is_exact_in_any_order_of_sums() 
         levels[0] = levels[ROWS] = LEVELS
         both = levels[:ROWS].T.tobytes() + levels[ROWS:].T.tobytes()
         shifts = rng.integers(0, MOST_SHIFT + 1, rank).astype(np.uint8)
-        scale = np.float32(0.37)
+        scale = np.float32(size)
         back = codec.decode(forged(scale, shifts.tobytes(), both), ROWS * COLUMNS + 30)
         whole = levels[:ROWS].astype(np.float64) @ np.ldexp(levels[ROWS:].astype(np.float64), -shifts.astype(int)).T
         assert np.array_equal(whole, whole.astype(np.float32))  # none was rounded
@@ -124,6 +125,17 @@ def test_the_wire_format_is_pinned_and_decoding_is_exact_in_any_order_of_sums() 
         for k in reversed(range(rank)):
             reverse += np.outer(terms[:ROWS, k], np.ldexp(terms[ROWS:, k], -int(shifts[k])))
         assert back[:-30].tobytes() == (reverse * scale).tobytes()
+
+
+@pytest.mark.parametrize("size", [1e-20, 0.3, 0.5, 1.0, 700.0])
+def test_a_scale_is_a_power_of_two_and_the_levels_fill_their_range(size: float) -> None:
+    codec = LowRank(4).fitted(PIECES)
+    blob = codec.encode((size * bucket(product(ROWS))).astype(np.float32), compress=False)
+    scale, *_ = struct.unpack_from("<f", blob, 4 + 8)
+    levels = np.frombuffer(blob, np.int8, 4 * (ROWS + COLUMNS), 4 + 8 + 4 + 4).astype(int)
+    assert np.frexp(np.float32(scale))[0] == 0.5
+    assert abs(levels[: 4 * ROWS].reshape(4, -1)).max(1).tolist() == [LEVELS] * 4
+    assert (abs(levels[4 * ROWS :].reshape(4, -1)).max(1) > LEVELS // 2).all()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
