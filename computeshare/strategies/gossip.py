@@ -78,7 +78,7 @@ class GossipStrategy(Strategy):
     inner_optimizer: Annotated[OptimizerSpec, changing(ADAMW)] = Field(
         default_factory=lambda: OptimizerSpec(**ADAMW), description="a peer's own optimizer, whose state it keeps"
     )
-    outer_lr: float = Field(1.0, gt=0, le=2, description="rate of the outer step on what a unit has changed")
+    outer_lr: float = Field(0.85, gt=0, le=2, description="rate of the outer step on what a unit has changed")
     outer_momentum: float = Field(
         0.8,
         ge=0,
