@@ -54,7 +54,7 @@ def compare_with_local(options: argparse.Namespace) -> Part:
         runs = {"local": local, "gossip": gossip}
         runs |= {"gossip, no outer step": gossip | PLAIN}
         runs |= {"gossip, no exchanges": gossip | {"fetch_probability": 0}}
-        losses: list[float] = []
+        losses: dict[str, float] = {}
         with ours.plane(peers, Settings().data_dir) as plane:
             for name, strategy in runs.items():
                 if losses and options.only and name not in options.only:
@@ -62,12 +62,13 @@ def compare_with_local(options: argparse.Namespace) -> Part:
                 found = ours.train(plane, language_model(peers, strategy, options), scored=False)
                 metrics = plane.client.metrics(found.job["id"])
                 loss = metrics["test_loss"][-1]["value"]
-                losses.append(loss)
-                above = 100 * (loss / losses[0] - 1)
+                losses[name] = loss
+                above = 100 * (loss / losses["local"] - 1)
                 apart = [point["value"] for point in metrics["consensus"]][-1:] or [None]
                 rows.append([peers, name, found.course.points[-1].samples, loss, above, *apart])
                 print(json.dumps({"peers": peers, "run": name, "loss": loss, "above_percent": above}), flush=True)
-        told.append(f"{peers} peers: {100 * (losses[1] / losses[0] - 1):+.1f} %")
+        if found_loss := losses.get("gossip"):
+            told.append(f"{peers} peers: {100 * (found_loss / losses['local'] - 1):+.1f} %")
     columns = ("peers", "run", "samples", "loss, nats per token", "above local, %", "consensus distance")
     title = f"GPT on tinyshakespeare, {options.every} steps between exchanges"
     summary = f"Loss of gossip beside local (goal: at most {100 * GOAL:+g} %): {', '.join(told)}"

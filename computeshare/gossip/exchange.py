@@ -1,4 +1,4 @@
-"""Exchanges of one's own weights with those of another peer, which a thread reads while one computes."""
+"""Exchanges of one's own weights with those of another peer, which a thread reads meanwhile."""
 
 import math
 import random
@@ -23,6 +23,8 @@ FASTER, SLOWER, LEAST = 1.2, 0.5, 0.02
 log = structlog.get_logger()
 Decode = Callable[[Published, Message], "tuple[Vector, Vector] | None"]
 """The parameters (d,) and buffers (b,) of a peer's message; None: they cannot be told now. Raises CodecError."""
+
+Read = tuple[Published, Message]
 
 
 class Source(Protocol):
@@ -95,8 +97,8 @@ class Exchange:
         self.averaging, self.partners = averaging, partners
         self._source, self._parts, self._decode = source, parts, decode
         self._helper = ThreadPoolExecutor(1, "peers")
-        self._coming: Future[Fetched | None] | None = None
-        self.late: Future[Fetched | None] | None = None
+        self._coming: Future[Read | None] | None = None
+        self.late: Future[Read | None] | None = None
         """An answer that was not waited for any longer."""
         self._asked = ""
         self._report = Report()
@@ -117,12 +119,18 @@ class Exchange:
             self._coming = self._helper.submit(self._read, units)
 
     def answer(self) -> Fetched | None:
-        """What was asked for, if it comes in time; the score of whoever was asked changes accordingly."""
+        """What was asked for, if it comes in time; the score of whoever was asked changes accordingly.
+
+        It is decoded here and not when it is read: a version that it refers to may have been loaded since.
+        """
         coming, found, self._coming = self._coming, None, None
         if coming is None:
             return None
         try:
-            found = coming.result(self.averaging.timeout_ms / 1000)
+            if read := coming.result(self.averaging.timeout_ms / 1000):
+                found = self._decoded(*read)
+                if found is None:
+                    return None  # it has another reference, for which it is not to blame
         except FutureTimeoutError:
             self.late = coming
             self._remark(f"no answer within {self.averaging.timeout_ms} ms")
@@ -153,7 +161,7 @@ class Exchange:
         report.bytes, self._told_bytes = read - self._told_bytes, read
         return report
 
-    def _read(self, units: int) -> Fetched | None:
+    def _read(self, units: int) -> Read | None:
         """In the helper's thread: another peer's weights; None: there is no other, or they cannot be had."""
         others = self._source.others()
         chosen = self.partners.choose(sorted(others), units)
@@ -163,14 +171,16 @@ class Exchange:
         found = self._source.read(chosen, self._parts)
         if found is None:
             return None
-        published, message = found
-        self._read_bytes += sum(len(part) for part in message if part is not None)
+        self._read_bytes += sum(len(part) for part in found[1] if part is not None)
+        return found
+
+    def _decoded(self, published: Published, message: Message) -> Fetched | None:
         decoded = self._decode(published, message)
         if decoded is None:
             return None
         if not all(np.isfinite(one).all() for one in decoded):
-            raise CodecError(f"peer {chosen} has published values that are not finite")
-        return Fetched(chosen, published, *decoded)
+            raise CodecError(f"peer {self._asked} has published values that are not finite")
+        return Fetched(self._asked, published, *decoded)
 
     def _remark(self, why: str) -> None:
         self._remarks.tell(log.warning, "no exchange", peer=self._asked, reason=why)

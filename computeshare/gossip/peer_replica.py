@@ -16,7 +16,7 @@ from computeshare.tensors.layout import Layout, Weights
 from computeshare.training.work_units import AnyReplica, Compilation, Take, Update
 from computeshare.types import Message, Vector
 
-REFERENCES = 2
+REFERENCES = 3
 """Versions that are kept to decode other peers' weights."""
 
 
@@ -62,7 +62,7 @@ class PeerReplica:
     def load(self, weights: Weights) -> None:
         """Take a version as the reference from here on; also as this peer's weights, if the job was restored."""
         token = self._token()
-        self._references[token] = weights.parameters
+        self._references[token] = weights.parameters.copy()  # the next version may come into the same memory
         self._order.append(token)
         while len(self._order) > REFERENCES:
             del self._references[self._order.popleft()]
@@ -109,7 +109,7 @@ class PeerReplica:
 
     def _start(self, reference: Weights) -> None:
         """Begin with a random other peer's weights, else with the reference."""
-        self._own = reference
+        self._own = replace(reference, parameters=reference.parameters.copy())
         self.exchange.answer()  # of what was asked for before: those weights are no longer wanted
         self.exchange.ask(0, always=True)
         if found := self.exchange.answer():

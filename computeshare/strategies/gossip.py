@@ -135,10 +135,10 @@ class GossipStrategy(Strategy):
 
     @property
     def extra_vectors(self) -> int:
-        """Own weights now and before the unit, the reference, the other's weights, the difference, inner state, and
+        """Own weights now and before the unit, three references, the other's weights, the difference, inner state, and
         the momentum now and before the unit.
         """
-        return 5 + (1 if self.inner_optimizer.name == "SGD" else 2) + 2 * (self.outer_momentum > 0)
+        return 7 + (1 if self.inner_optimizer.name == "SGD" else 2) + 2 * (self.outer_momentum > 0)
 
     def gradient(self, updates: Iterable[Vector], about: Contributions, out: Vector | None = None) -> Vector:
         """The version's weights minus the mean of the peers' weights, weighted by samples."""

@@ -220,14 +220,34 @@ def test_an_exchange_that_fails_costs_nothing_but_the_others_score(error: Except
     assert found.exchange.partners._scores == {"other": 0.25}, "when it started, and now"
 
 
-def test_weights_from_another_reference_are_left_out() -> None:
+def test_weights_from_another_reference_are_left_out_and_cost_no_score() -> None:
+    found, _, _ = peer(Board(other=(SECOND, message(-8))))
+    assert [found.compute(unit).vector[0] for unit in range(3)] == [-1, -2, -3]
+    assert found.exchange.partners._scores == {}
+
+
+def test_weights_from_a_version_that_is_loaded_after_they_were_read_are_used() -> None:
     found, _, current = peer(Board(other=(SECOND, message(-8))))
     found.compute(0)
     has_read(found)
     current[0] = SECOND
     found.load(weights(0))
-    assert found.compute(1).vector.tolist() == [-2] * SIZE
-    assert found.compute(2).vector.tolist() == [-6] * SIZE, "between 2 and 8, and a step"
+    assert found.compute(1).vector.tolist() == [-5.5] * SIZE, "between 1 and 8, and a step"
+
+
+def test_an_earlier_version_is_still_the_reference_when_its_memory_holds_the_next() -> None:
+    board = Board(other=(FIRST, message(-8)))
+    found, _, current = peer(board)
+    memory = weights(0)
+    current[0] = SECOND
+    found.load(memory)
+    current[0] = SECOND.replace("1.1", "1.2")
+    memory.parameters[...] = 50
+    found.load(memory)
+    found._own = weights(0)
+    board.published["other"], board.messages["other"] = Published(SECOND, 7, 0.25, 0), message(-4)
+    found.compute(0)
+    assert found.compute(1).vector.tolist() == [50 - 3.5] * SIZE, "from 50, between 1 and 4, and a step"
 
 
 def test_who_answers_late_is_not_waited_for_and_is_asked_again_when_it_has_answered() -> None:
