@@ -150,6 +150,24 @@ def test_a_job_goes_on_from_its_checkpoint_if_an_update_is_gone_that_a_step_was_
     assert job.finish(follow(job, "another")) == whole.finish(plain)
 
 
+@pytest.mark.parametrize("lost", [0, 2, 4], ids=["oldest", "middle", "newest"])
+def test_a_job_goes_on_from_its_checkpoint_if_a_step_is_missing(lost: int, start: Callable[..., Job]) -> None:
+    whole, job = start(**LOWRANK), start(**LOWRANK)
+    plain, hand = follow(whole, "solo"), follow(job, "solo")
+    for _ in range(5):
+        whole.round(plain)
+        job.round(hand)
+    assert len(steps(job)) == 5
+    job.reducer.close()
+    name = job.store.keys.steps()
+    assert job.redis.lrem(name, 1, job.redis.lrange(name, 0, -1)[lost]) == 1
+    succeed(job)
+    state = job.store.read()
+    assert state is not None and (state.token.incarnation, state.version) == (2, 3)
+    assert steps(job) == [] and kept(job, "update") == 0
+    assert job.finish(follow(job, "another")) == whole.finish(plain)
+
+
 @pytest.mark.parametrize(("point", "version"), [("before_commit", 2), ("after_commit", 3), ("after_state", 3)])
 @pytest.mark.parametrize("is_due", [False, True], ids=["state kept back", "state stored"])
 def test_a_reducer_that_dies_between_states_is_followed_by_one_that_makes_the_same_version_once(
