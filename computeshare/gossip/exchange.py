@@ -143,13 +143,18 @@ class Exchange:
     def average(
         self, parameters: Vector, buffers: Vector, other: Fetched, units: int, loss: float
     ) -> tuple[Vector, Vector]:
-        """One's own parameters (d,) and buffers (b,), averaged with another's.
+        """One's own parameters (d,) and buffers (b,), averaged with another's, unless these are so large that the sum
+        would not be finite.
 
         Args:
             units, loss: made by this peer so far, and the mean loss of the last.
         """
         share = self.averaging.share((units, loss), (other.published.units, other.published.loss))
-        distance = math.sqrt(float(np.square(other.parameters - parameters).mean()))
+        with np.errstate(over="ignore"):
+            distance = math.sqrt(float(np.square(other.parameters - parameters).mean()))
+        if not math.isfinite(distance):
+            self._remark("its weights are too large to average with")
+            return parameters, buffers
         self._report.met = {"peer": other.worker, "share": round(share, 4), "distance": float(f"{distance:.4g}")}
         middle = buffers + np.float32(share) * (other.buffers - buffers)
         return self.averaging.towards(parameters, other.parameters, share), middle

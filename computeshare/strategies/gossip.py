@@ -83,7 +83,7 @@ class GossipStrategy(Strategy):
         0.8,
         ge=0,
         lt=1,
-        description="Nesterov momentum of the outer steps; 0: none, as with an inner optimizer that has momentum",
+        description="Nesterov momentum of the outer steps; set 0 (none) if the inner optimizer has momentum",
     )
 
     @model_validator(mode="after")

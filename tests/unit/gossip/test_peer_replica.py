@@ -220,6 +220,14 @@ def test_an_exchange_that_fails_costs_nothing_but_the_others_score(error: Except
     assert found.exchange.partners._scores == {"other": 0.25}, "when it started, and now"
 
 
+def test_weights_too_large_to_average_with_are_left_out() -> None:
+    board = Board()
+    found, _, _ = peer(board)
+    board.published["other"], board.messages["other"] = Published(FIRST, 7, 0.25, 0), message(-3e38)
+    assert [found.compute(unit).vector[0] for unit in range(3)] == [-1, -2, -3]
+    assert found.report().met == {}
+
+
 def test_weights_from_another_reference_are_left_out_and_cost_no_score() -> None:
     found, _, _ = peer(Board(other=(SECOND, message(-8))))
     assert [found.compute(unit).vector[0] for unit in range(3)] == [-1, -2, -3]
