@@ -366,6 +366,8 @@ class ReducerSession(RoundStore):
         """
         k = self.keys
         staged, snapshot = k.draft(draft) if draft else self._staged("weights"), self._staged("snapshot")
+        outdated = [key(str(old)) for old in (link.outdated if link else ()) for key in (k.weights, k.delta)]
+        outdated += [k.copy(str(base.token), unit) for unit in next_round.carried]
         bases = [part.base for part in parts]
         entries = sha1(b"".join(part.entry for part in parts), usedforsecurity=False)
         command = self._channel.script(
@@ -379,7 +381,7 @@ class ReducerSession(RoundStore):
             snapshot_key=k.weights(str(token)),
             base_news_key=k.news(str(base.base)),
             next_news_key=k.news(str(base.token)),
-            outdated_keys=[key(str(old)) for old in (link.outdated if link else ()) for key in (k.weights, k.delta)],
+            outdated_keys=outdated,
             token=str(base.token),
             next_token=str(token),
             fence=self.fence,

@@ -13,7 +13,7 @@ local base_news_key, next_news_key = KEYS[20], KEYS[21] -- news of the base and 
 local audits_key, copies_key, disputes_key = KEYS[22], KEYS[23], KEYS[24]
 local early_key = KEYS[25] -- what the next round has received
 local offers_key, steps_key = KEYS[26], KEYS[27]
-local outdated_keys = slice(KEYS, 28) -- snapshots and differences to delete
+local outdated_keys = slice(KEYS, 28) -- snapshots, differences, and copies of carried units' updates, to delete
 local token, next_token, fence = ARGV[1], ARGV[2], ARGV[3] -- token: of the version from which the round started
 local next_version, next_first, next_count = ARGV[4], ARGV[5], ARGV[6] -- first micro-batch, and their number
 local event = ARGV[7] -- non-empty JSON object; `doubled` is added below
@@ -71,7 +71,6 @@ if published_as == "delta" then
   if kept ~= "" then
     redis.call("LTRIM", chain_key, -tonumber(kept), -1)
     redis.call("HSET", round_key, "snapshot", next_token)
-    for _, key in ipairs(outdated_keys) do redis.call("UNLINK", key) end
   end
   redis.call("RPUSH", chain_key, next_token)
 end
@@ -105,6 +104,7 @@ end
 redis.call("LPUSH", recent_key, next_token)
 redis.call("LTRIM", recent_key, 0, tonumber(recent) - 1)
 redis.call("UNLINK", outdated_weights_key)
+for _, key in ipairs(outdated_keys) do redis.call("UNLINK", key) end
 wake(versions_key, "token", next_token)
 append_event(events_key, "version", doubled and string.format('{"doubled":[%s],%s', doubled, event:sub(2)) or event)
 return 1

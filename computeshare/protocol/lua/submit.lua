@@ -152,7 +152,7 @@ for i, micro_batch in ipairs(micro_batches) do
   local lease = mine(i)
   local is_copy = not lease and (redis.call("HGET", audits_key, micro_batch) or ""):match("^[^|]*") == session
   local bytes = (lease or is_copy) and weigh(staged_keys[i])
-  if is_copy and bytes then
+  if is_copy and bytes and not is_late(micro_batch, 0) then -- else nobody would ever look for it
     copies[#copies + 1] = {i, bytes}
   elseif redis.call("HEXISTS", into, micro_batch) == 1 then
     already = already + 1

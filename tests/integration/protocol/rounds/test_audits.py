@@ -241,6 +241,15 @@ def test_a_commit_forgets_copies_and_disputes(reducer: ReducerSession, join: Joi
     assert not reducer.redis.exists(k.audits(), k.copies(), k.disputes(), k.copy(str(ZERO), 0))
 
 
+def test_a_commit_deletes_the_copy_of_a_unit_that_it_carries_over(reducer: ReducerSession, join: Join) -> None:
+    _, second = both(join)
+    assert send(second, ZERO, 2, 3, 0, nonce="second") == "accepted"
+    copy = reducer.keys.copy(str(ZERO), 0)
+    assert reducer.redis.exists(copy) and reducer.close(ZERO, 2)
+    assert commit(reducer, ONE, carried=(0, 1), keep=False)
+    assert not reducer.redis.exists(copy)
+
+
 # Disputes
 
 

@@ -112,6 +112,20 @@ def test_an_update_counts_only_on_the_one_version_of_its_round(reducer: ReducerS
     assert events(reducer, "submission")[-1]["late"] == [8, 9]
 
 
+def test_a_copy_too_is_taken_only_on_the_one_version_of_its_round(reducer: ReducerSession, join: Join) -> None:
+    session, k, redis = join("first"), reducer.keys, reducer.redis
+    assert send(session, ZERO, *session.lease(str(ZERO)).micro_batches, nonce="first") == "accepted"
+    assert commit(reducer, ONE)
+    second = join("second")
+    for unit, right, wrong in ((4, ZERO, ONE), (8, ONE, ZERO)):
+        redis.hset(k.audits(), str(unit), f"{second.session_id}|{2**52}|0|second")
+        assert send(second, wrong, unit, nonce=f"{unit} wrong") == "lease_lost"
+        assert not redis.exists(k.copies(), k.copy(str(wrong), unit))
+        assert send(second, right, unit, nonce=f"{unit} right") == "accepted"
+        assert redis.exists(k.copy(str(right), unit)) and redis.hkeys(k.copies()) == [str(unit).encode()]
+        redis.delete(k.copies())
+
+
 def test_a_round_that_was_received_early_is_full_as_it_begins(reducer: ReducerSession, join: Join) -> None:
     session = join("only")
     assert send(session, ZERO, *session.lease(str(ZERO)).micro_batches, nonce="first") == "accepted"
