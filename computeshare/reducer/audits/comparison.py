@@ -27,15 +27,19 @@ class Audits:
         self._suspicions = Suspicions(session, gatherer) if suspects else None
         self._settled = set[int]()
         """Units of the round for which two machines sent the same."""
+        self._disputed = set[int]()
+        """Units of the round about which a third machine is to decide."""
 
     def check(self, base: RoundState, parts: Mapping[int, Received]) -> None:
         """Compare what can be compared. Raises Refused: some units were taken back, or copies are to be waited for."""
         records = self._session.audits()
-        self._settled = {unit for unit, dispute in records.disputes.items() if dispute.is_settled}
+        disputes = records.disputes.items()
+        self._settled = {unit for unit, dispute in disputes if dispute.is_settled}
+        self._disputed = {unit for unit, dispute in disputes if dispute.parties and not dispute.copied}
         if self._refuse_liars(base, parts, records.liars):  # with a delay, sent for this round before the ban
             raise Refused
-        disputed = {unit for unit, dispute in records.disputes.items() if dispute.parties and not dispute.copied}
-        if not all(self._decide(base, parts, unit, records) for unit in sorted(disputed & parts.keys())):
+        disputed = self._disputed & parts.keys()
+        if not all(self._decide(base, parts, unit, records) for unit in sorted(disputed)):
             raise Refused
         copied = records.copies.keys() & parts.keys() - disputed - self._settled
         done = [self._compare(base, parts[unit], records.copies[unit], records) for unit in sorted(copied)]
@@ -50,17 +54,17 @@ class Audits:
         and the update is suspected, so that another copy is to be waited for.
         """
         kind, token, unit = records.kinds.get(part.worker), base.token, part.micro_batch
-        workers = [part.worker, copy.worker]
+        workers, is_suspected = [part.worker, copy.worker], unit in records.disputes
         machines = {machine_of(part.worker), machine_of(copy.worker)}
         if kind is None or kind != records.kinds.get(copy.worker) or len(machines) < 2:
-            return self._skip(base, part, workers, records)
+            return self._skip(base, part, workers, is_suspected)
         sent = [self._gatherer.digest((part.base, unit)), self._gatherer.digest((copy.base, f"{unit}:copy"))]
         digests = {worker: digest for worker, digest in zip(workers, sent, strict=True) if digest is not None}
         if len(digests) < 2:
-            return self._skip(base, part, workers, records)
+            return self._skip(base, part, workers, is_suspected and sent[0] is not None)
         if sent[0] == sent[1]:
             self._close(base, part, "confirmed", workers)
-            if self._suspicions and unit in records.disputes:
+            if self._suspicions and is_suspected:
                 self._suspicions.clear(base, part)
             return True
         if {machine_of(worker) for worker in records.present if records.kinds.get(worker) == kind} - machines:
@@ -68,9 +72,8 @@ class Audits:
         self._close(base, part, "undecided", workers)
         return True
 
-    def _skip(self, base: RoundState, part: Received, workers: Sequence[str], records: AuditRecords) -> bool:
+    def _skip(self, base: RoundState, part: Received, workers: Sequence[str], is_suspected: bool) -> bool:
         """Forget a copy that proves nothing; False: the update is suspected, and another copy is to be waited for."""
-        is_suspected = part.micro_batch in records.disputes
         self._session.close_audit(base.token, part, "open" if is_suspected else "over")
         self._tell(base, part.micro_batch, "skipped", workers)
         return not is_suspected
@@ -95,11 +98,13 @@ class Audits:
         return not refused
 
     def _refuse_liars(self, base: RoundState, parts: Mapping[int, Received], liars: Mapping[str, str]) -> bool:
-        """Take back all updates of these machines, given with the reason; whether there were any."""
+        """Take back all updates of these machines, given with the reason; whether there were any. Another third machine
+        is to decide where one of these was to.
+        """
         bad = [part for part in parts.values() if machine_of(part.worker) in liars]
         for part in bad:
             self._settled.discard(part.micro_batch)
-            self._session.close_audit(base.token, part)
+            self._session.close_audit(base.token, part, "open" if part.micro_batch in self._disputed else "over")
             self._session.refuse(base.token, part, liars[machine_of(part.worker)], "damaged")
         return bool(bad)
 
@@ -115,6 +120,7 @@ class Audits:
     def _settle(self, base: RoundState, part: Received) -> None:
         """Note that two machines sent the same for a unit."""
         self._settled.add(part.micro_batch)
+        self._disputed.discard(part.micro_batch)
         self._session.close_audit(base.token, part, "agreed")
 
     def _close(self, base: RoundState, part: Received, outcome: str, workers: Sequence[str]) -> None:

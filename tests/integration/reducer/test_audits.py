@@ -144,6 +144,30 @@ def test_a_reducer_that_takes_over_goes_on_with_an_audit(start: Callable[..., Jo
     assert job.digest() == expected
 
 
+def test_a_dispute_that_a_liar_was_to_decide_is_decided_by_another_machine(start: Callable[..., Job]) -> None:
+    plain, job = start(micro_batches_per_round=4), start(audit=1e-9, micro_batches_per_round=4)
+    hands = {name: job.hand(name) for name in HANDS[:4]}
+    liars = {name: changed(hands[name], -1) for name in ("first", "second")}
+    grants = {name: hand.pull() for name, hand in hands.items()}
+    assert [grant.micro_batches for grant in grants.values()] == [(0,), (1,), (2,), (3,)]
+    for unit, copier in enumerate(("third", "fourth")):
+        copy_lease(job, hands[copier], unit)
+        grants[copier] = replace(grants[copier], micro_batches=(unit + 2, unit))
+    for name, grant in grants.items():
+        assert hands[name].send(grant, liars.get(name, lambda message: message)) == "accepted"
+    job.reducer.advance()
+    for name, unit in (("first", 1), ("fourth", 0)):  # each decides the dispute that it is no party to
+        grant = hands[name].pull()
+        assert grant.micro_batches == (unit,)
+        assert hands[name].send(grant, liars.get(name, lambda message: message)) == "accepted"
+    job.reducer.advance()
+    assert [one["worker"] for one in events(job.store, "banned")] == ["first"]
+    del hands["first"]
+    assert [*run(job, hands, liars)] == ["second"]
+    assert outcomes(job) == ["mismatched", "mismatched"]
+    assert job.digest() == plain.finish(plain.hand("solo"))
+
+
 # Suspicions
 
 HANDS = ("first", "second", "third", "fourth", "fifth", "sixth")
@@ -289,6 +313,21 @@ def test_a_copy_by_a_machine_of_another_kind_does_not_end_a_suspicion(start: Cal
     job, hands = local(start)
     skipped(job, hands)
     assert [*run(job, hands, {"first": changed(hands["first"], -1)})] == ["first"]
+    assert job.digest() == expected
+
+
+def test_a_suspected_update_that_the_broker_lost_is_computed_anew_at_once(start: Callable[..., Job]) -> None:
+    expected = honest(start)
+    job, hands = local(start)
+    send_all(hands)
+    job.reducer.advance()
+    grant = hands["sixth"].pull()
+    assert grant.micro_batches == (0,) and hands["sixth"].send(grant) == "accepted"
+    assert job.redis.delete(job.store.keys.update(grant.token, 0))
+    job.reducer.advance()
+    assert [one["reason"] for one in events(job.store, "refused")] == ["the broker has lost the blob"]
+    assert not job.redis.exists(job.store.keys.disputes())
+    assert run(job, hands, {}) == {}
     assert job.digest() == expected
 
 
