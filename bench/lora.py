@@ -62,6 +62,10 @@ def pretrained(model, base):
 """A recipe that trains all weights, on the same data."""
 PRETRAIN_BYTES, TEXT_BYTES, TEST_BYTES = 8_000_000, 1_000_000, 60_000
 REPLICAS, STEPS = 4, 25
+ALPHA = 4
+"""`alpha` of an adapter, for each of its ranks."""
+LOCAL_RATE = 0.25
+"""The rate of local steps, of that with `sync`: replicas whose factors drift apart further lose more by their means."""
 JOB_STEPS = 10
 """Inner steps of the job, so that it has several rounds."""
 
@@ -72,8 +76,8 @@ def main() -> None:
     parser.add_argument("--pretrain", type=int, default=1000, help="steps, of 16 windows each")
     parser.add_argument("--rounds", type=int, default=80, help=f"of {ROUND} micro-batches of {BATCH} windows")
     parser.add_argument("--rank", type=int, default=8)
-    parser.add_argument("--lr", type=float, default=2e-3, help="of the adapters")
-    parser.add_argument("--full-lr", type=float, default=3e-4, help="of full fine-tuning")
+    parser.add_argument("--lr", type=float, default=4e-3, help="of the adapters; with local, a quarter of it")
+    parser.add_argument("--full-lr", type=float, default=5e-4, help="of full fine-tuning")
     parser.add_argument("--json", type=Path, help="where to write what was found")
     options = parser.parse_args()
     end_cleanly_when_asked()
@@ -82,7 +86,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         scene = Scene(Path(folder), options.base)
         rows = jobs(scene, options)
-        gap = averaging_gap(scene, options.rank, options.lr)
+        gap = averaging_gap(scene, options.rank, LOCAL_RATE * options.lr)
     part = Part([table(rows), gap])
     print(markdown(part))
     if options.json:
@@ -155,13 +159,13 @@ def source_code(folder: Path, most: int) -> bytes:
 def jobs(scene: Scene, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Train the jobs, one after the other; what REST says of each."""
     adam = {"name": "AdamW", "betas": [0.9, 0.99], "weight_decay": 0.0}
-    inner = {"inner_steps": JOB_STEPS, "inner_optimizer": {**adam, "lr": options.lr}}
+    inner = {"inner_steps": JOB_STEPS, "inner_optimizer": {**adam, "lr": LOCAL_RATE * options.lr}}
     local = {"strategy": {"kind": "local", "replicas": REPLICAS, **inner}}
 
     def sync(lr: float) -> dict[str, Any]:
         return {"optimizer": {**adam, "lr": lr}, "schedule": {"name": "linear"}}  # as is usual for fine-tuning
 
-    lora = {"base": str(scene.base), "rank": options.rank}
+    lora = {"base": str(scene.base), "rank": options.rank, "alpha": ALPHA * options.rank}
     plans: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
         ("all weights, sync", "full", {"base": str(scene.base)}, sync(options.full_lr)),
         ("adapters, sync", "lora", lora, sync(options.lr)),
@@ -225,7 +229,7 @@ def averaging_gap(scene: Scene, rank: int, rate: float, rounds: int = 3) -> Tabl
     import recipe  # type: ignore[import-not-found]
 
     torch.manual_seed(0)
-    model = recipe.model(rank=rank)
+    model = recipe.model(rank=rank, alpha=ALPHA * rank)
     recipe.pretrained(model, scene.base)
     ids, test = scene.ids("train"), windows_of(scene.ids("test"))
     rows: list[list[Cell]] = []

@@ -1,0 +1,130 @@
+"""A small GPT on two workers over thin links, beside a plain PyTorch loop on one machine: loss and time, equal tokens.
+
+    python -m bench.thin_gpt [--rate 5] [--samples 24000] [--ours '{"name": {"codec": ...}}'] [--rates 0.001 0.002]
+
+nanoGPT's setting for a CPU: tinyshakespeare, 12 windows of 64 characters a step. The loop trains once with each of
+`--rates`, with one thread; the one with the lowest loss counts. Workers train by `local`, each with 12 windows a step,
+so that each makes half of the loop's steps. Prints the loss on the test split in nats, and seconds of training. A job's
+time begins when its first worker joins. Needs root, for the links.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import ours
+from bench.ending import end_cleanly_when_asked
+from bench.links import NoLinks, Shape, links
+from bench.local_loss import ADAMW, GPT, SAMPLES, WARMUP, lasting
+from bench.report import Cell, Part, Table, markdown
+from bench.thin_cases import WORKERS, codec
+from computeshare.settings import Settings
+from computeshare.tasks.metrics import score
+from computeshare.tasks.modules import weights_of
+from computeshare.tasks.registry import task_of
+
+BATCH, FINAL = 12, 0.1
+GOALS = {"loss": 0.05, "time": 0.6}
+"""How much the loss may be above the loop's, in nats, and the share of the loop's time."""
+
+
+def local(
+    inner_steps: int, codecs: dict[str, Any], lr: float = 2e-3, outer: tuple[float, float] = (0.7, 0.8), delay: int = 0
+) -> dict[str, Any]:
+    """JobSpec fields for strategy `local` with so many steps a round."""
+    strategy = {"kind": "local", "inner_steps": inner_steps, "replicas": WORKERS, "delay": delay}
+    strategy |= {"inner_optimizer": ADAMW | {"lr": lr}, "outer_lr": outer[0], "outer_momentum": outer[1]}
+    return {"strategy": strategy, **codecs}
+
+
+OURS = {
+    "local of 25, lowrank8": local(25, codec("lowrank8")),
+    "local of 50, int4": local(50, codec("int4")),
+    "local of 50, lowrank8": local(50, codec("lowrank8")),
+    "local of 50, int4, delay": local(50, codec("int4"), outer=(0.5, 0.3), delay=1),
+}
+
+
+def document(fields: dict[str, Any], samples: int) -> dict[str, Any]:
+    """A job on this many samples or a few more."""
+    found = {**GPT, "micro_batch": BATCH, "threads": 1, "checkpoint_every": 0, **fields}
+    found["workers"] = {"min": WORKERS, "max": WORKERS}
+    found["schedule"] = {"name": "cosine", "warmup": WARMUP / fields["strategy"]["inner_steps"], "final": FINAL}
+    return found | {"rounds": lasting(found, samples).rounds}
+
+
+def plain(lr: float, samples: int, data: Path) -> tuple[float, float]:
+    """The loss of a plain loop on one machine, in nats, and its seconds."""
+    spec = lasting({**GPT, "micro_batch": BATCH, "micro_batches_per_round": 1, "optimizer": ADAMW}, samples)
+    task, plan, steps = task_of(spec), spec.plan, spec.rounds_total
+    instance = task.instance(spec.seed, "train", data)
+    module = instance.module.train()
+    decayed = [each for each in module.parameters() if each.ndim > 1]
+    others = [each for each in module.parameters() if each.ndim < 2]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, **spec.optimizer.arguments | {"lr": lr})
+
+    def rate(step: int) -> float:
+        if step < WARMUP:
+            return (step + 1) / WARMUP
+        return FINAL + (1 - FINAL) * 0.5 * (1 + math.cos(math.pi * (step - WARMUP) / (steps - WARMUP)))
+
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    began = time.monotonic()
+    for number in range(steps):
+        optimizer.zero_grad()
+        task.loss(module, instance.split.batch(plan.indices(number))).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(module.parameters(), spec.clip_norm)
+        optimizer.step()
+        scheduler.step()
+    seconds = time.monotonic() - began
+    judge = task.instance(spec.seed, "test", data)
+    return score(judge, weights_of(module, instance.layout)).loss, seconds
+
+
+def compare(options: argparse.Namespace, data: Path) -> Part:
+    """Train with the loop and with each of `ours`. Raises NoLinks."""
+    torch.set_num_threads(1)
+    loops = []
+    for lr in options.rates:
+        loops.append((*plain(lr, options.samples, data), f"one machine, plain loop, rate {lr:g}"))
+        print("{2}: {0:.4f} nats, {1:.1f} s".format(*loops[-1]), file=sys.stderr, flush=True)
+    least, longest, _ = min(loops)
+    rows: list[list[Cell]] = [[name, loss, loss - least, seconds, seconds / longest] for loss, seconds, name in loops]
+    with links(WORKERS, Shape(options.rate)) as over, ours.plane(WORKERS, data, over) as plane:
+        for name, fields in (options.ours or OURS).items():
+            found = ours.train(plane, document(fields, options.samples), scored=False)
+            loss = plane.client.metrics(found.job["id"])["test_loss"][-1]["value"]
+            seconds = found.course.points[-1].seconds
+            busy, moved = min(found.busy.values()), [each / 1000 for each in found.course.bytes_per_round]
+            rows.append([name, loss, loss - least, seconds, seconds / longest, busy, *moved])
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    columns = ["run", "test loss, nats", "above the loop", "seconds", "of the loop's time", "computing, share of it"]
+    columns += ["kB up a round, both workers", "kB down"]
+    note = f"Goal: at most {GOALS['loss']} nats above the loop in at most {GOALS['time']} of its time."
+    title = f"GPT of 0.8 M parameters, {options.samples:,} samples, two workers at {options.rate:g} Mbit/s"
+    return Part([Table(title, columns, [row + [None] * (len(columns) - len(row)) for row in rows], note)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=5, help="Mbit/s each way")
+    parser.add_argument("--samples", type=int, default=SAMPLES)
+    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 2e-3], help="of the loop's optimizer")
+    parser.add_argument("--ours", type=json.loads, help="fields of JobSpecs by name, as JSON")
+    options = parser.parse_args()
+    end_cleanly_when_asked()
+    print(markdown(compare(options, Settings().data_dir)))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except NoLinks as why:
+        sys.exit(f"skipped: {why}")
