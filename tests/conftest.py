@@ -15,8 +15,10 @@ from tests.support.requirements import lacking
 
 hypothesis.settings.register_profile("suite", deadline=None)  # the first example may import torch
 hypothesis.settings.load_profile("suite")
-LONG_FILES, E2E_FILES = 2, 3
-"""Of the files with long tests, and of the files in tests/e2e, so many run with the whole suite."""
+LONG_FILES, E2E_FILES, PAGE_TESTS = 1, 2, 25
+"""Of the files with long tests, of the files in tests/e2e, and of the tests of a job's page, so many run with the whole
+suite.
+"""
 ALWAYS = ("test_bits.py", "test_pages.py")
 """The files in tests/e2e that always run: the promise of equal bits, and the job's page."""
 structlog.configure(
@@ -37,6 +39,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out |= _files_left_out([item for item in items if item.get_closest_marker("long")], LONG_FILES, "long")
         e2e = [item for item in items if item.nodeid.startswith("tests/e2e/") and item.path.name not in ALWAYS]
         left_out |= _files_left_out(e2e, E2E_FILES, "e2e")
+        pages = [item for item in items if item.path.name == "test_pages.py" and item not in left_out]
+        left_out |= {*pages} - {*sample.of(pages, PAGE_TESTS, "pages")}
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
