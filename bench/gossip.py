@@ -20,7 +20,7 @@ from typing import Any
 
 from bench import ours
 from bench.ending import end_cleanly_when_asked
-from bench.local_loss import ADAMW, GPT, SAMPLES, WARMUP, lasting
+from bench.local_loss import ADAMW, SAMPLES, job_of_gpt
 from bench.report import Cell, Part, Table, markdown
 from bench.wait import wait_until
 from computeshare.settings import Settings
@@ -34,14 +34,6 @@ GOAL = 0.01
 """Of `local`'s loss: how much more may be that of `gossip`, with the GPT."""
 BATCH_GPT = 3
 COLUMNS = ("run", "accuracy, %", "samples/s", "MB up", "MB down", "consensus distance", "samples missing")
-
-
-def language_model(peers: int, strategy: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """A job of `local` or `gossip` with so many replicas or peers, each with a warm-up of `WARMUP` steps."""
-    found = {**GPT, "micro_batch": BATCH_GPT, "threads": 1, "checkpoint_every": 0}
-    found |= {"workers": {"min": peers, "max": peers}, "strategy": {"inner_optimizer": ADAMW, **strategy}}
-    found["schedule"] = {"name": "cosine", "warmup": WARMUP / options.every, "final": 0.1}
-    return found | {"rounds": lasting(found, options.samples).rounds}
 
 
 def compare_with_local(options: argparse.Namespace) -> Part:
@@ -59,7 +51,9 @@ def compare_with_local(options: argparse.Namespace) -> Part:
             for name, strategy in runs.items():
                 if losses and options.only and name not in options.only:
                     continue
-                found = ours.train(plane, language_model(peers, strategy, options), scored=False)
+                fields = {"strategy": {"inner_optimizer": ADAMW, **strategy}}
+                document = job_of_gpt(fields, peers, options.every, BATCH_GPT, options.samples)
+                found = ours.train(plane, document, scored=False)
                 metrics = plane.client.metrics(found.job["id"])
                 loss = metrics["test_loss"][-1]["value"]
                 losses[name] = loss

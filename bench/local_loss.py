@@ -97,6 +97,14 @@ def job(steps: int, seed: int, state: str, args: argparse.Namespace) -> JobSpec:
     return lasting(whole, SAMPLES)
 
 
+def job_of_gpt(fields: dict[str, Any], workers: int, steps: int, batch: int, samples: int) -> dict[str, Any]:
+    """A job of the small GPT, by so many workers, on this many samples or a few more. `steps`: of a unit of work."""
+    found = {**GPT, "micro_batch": batch, "threads": 1, "checkpoint_every": 0, **fields}
+    found["workers"] = {"min": workers, "max": workers}
+    found["schedule"] = {"name": "cosine", "warmup": WARMUP / steps, "final": 0.1}
+    return found | {"rounds": lasting(found, samples).rounds}
+
+
 def lasting(document: dict[str, Any], samples: int) -> JobSpec:
     """The JobSpec of a document without a length, for as many rounds as take this many samples or a few more."""
     plan = JobSpec.model_validate({**document, "rounds": 1}).plan

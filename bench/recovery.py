@@ -45,8 +45,6 @@ SPEC: dict[str, Any] = {
 }
 PATIENCE_S = 120.0
 ASLEEP_S = 5.0
-UNDER_WAY_S = 0.05
-"""Time for the broker to execute what a stopped process has sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,8 @@ class Trial:
         victim = self.stage.active_reducer(self.job_id)
         assert victim is not None
         victim.send_signal(signal.SIGSTOP)  # so that it commits nothing between the read of the version and its end
-        time.sleep(UNDER_WAY_S)
+        self._until(lambda: victim.status() == psutil.STATUS_STOPPED, "the reducer to stop")
+        self.version()  # between two exchanges, the broker executes all that others had sent before the first
         version = self.version()
         victim.kill()
         return self.next_version(version)

@@ -21,7 +21,7 @@ import torch
 from bench import ours
 from bench.ending import end_cleanly_when_asked
 from bench.links import NoLinks, Shape, links
-from bench.local_loss import ADAMW, GPT, SAMPLES, WARMUP, lasting
+from bench.local_loss import ADAMW, GPT, SAMPLES, WARMUP, job_of_gpt, lasting
 from bench.report import Cell, Part, Table, markdown
 from bench.thin_cases import WORKERS, codec
 from computeshare.settings import Settings
@@ -49,14 +49,6 @@ OURS = {
     "local of 50, lowrank8": local(50, codec("lowrank8")),
     "local of 50, int4, delay": local(50, codec("int4"), outer=(0.5, 0.3), delay=1),
 }
-
-
-def document(fields: dict[str, Any], samples: int) -> dict[str, Any]:
-    """A job on this many samples or a few more."""
-    found = {**GPT, "micro_batch": BATCH, "threads": 1, "checkpoint_every": 0, **fields}
-    found["workers"] = {"min": WORKERS, "max": WORKERS}
-    found["schedule"] = {"name": "cosine", "warmup": WARMUP / fields["strategy"]["inner_steps"], "final": FINAL}
-    return found | {"rounds": lasting(found, samples).rounds}
 
 
 def plain(lr: float, samples: int, data: Path) -> tuple[float, float]:
@@ -99,7 +91,9 @@ def compare(options: argparse.Namespace, data: Path) -> Part:
     rows: list[list[Cell]] = [[name, loss, loss - least, seconds, seconds / longest] for loss, seconds, name in loops]
     with links(WORKERS, Shape(options.rate)) as over, ours.plane(WORKERS, data, over) as plane:
         for name, fields in (options.ours or OURS).items():
-            found = ours.train(plane, document(fields, options.samples), scored=False)
+            steps = fields["strategy"]["inner_steps"]
+            document = job_of_gpt(fields, WORKERS, steps, BATCH, options.samples)
+            found = ours.train(plane, document, scored=False)
             loss = plane.client.metrics(found.job["id"])["test_loss"][-1]["value"]
             seconds = found.course.points[-1].seconds
             busy, moved = min(found.busy.values()), [each / 1000 for each in found.course.bytes_per_round]

@@ -23,15 +23,15 @@ FASTER, SLOWER, LEAST = 1.2, 0.5, 0.02
 log = structlog.get_logger()
 Decode = Callable[[Published, Message], "tuple[Vector, Vector] | None"]
 """The parameters (d,) and buffers (b,) of a peer's message; None: they cannot be told now. Raises CodecError."""
-
 Read = tuple[Published, Message]
+"""A peer's entry and its message."""
 
 
 class Source(Protocol):
     """Where the others' weights are, as `PeerWeights`."""
 
     def others(self) -> Mapping[str, Published]: ...
-    def read(self, worker: str, parts: int) -> tuple[Published, Message] | None: ...
+    def read(self, worker: str, parts: int) -> Read | None: ...
 
 
 @dataclass(slots=True)

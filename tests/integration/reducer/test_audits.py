@@ -331,13 +331,18 @@ def test_a_suspected_update_that_the_broker_lost_is_computed_anew_at_once(start:
     assert job.digest() == expected
 
 
+def counts_after_all(job: Job, outcome: str) -> None:
+    """The suspected update counts, for this reason."""
+    job.reducer.advance()
+    assert job.store.read().version == 1  # type: ignore[union-attr]
+    assert [one["outcome"] for one in events(job.store, "suspected")] == ["asked", outcome]
+
+
 def test_a_suspected_update_that_only_another_kind_copied_counts_in_time(start: Callable[..., Job]) -> None:
     job, hands = local(start)
     skipped(job, hands)
     assert run_out(job) == 0
-    job.reducer.advance()
-    assert job.store.read().version == 1  # type: ignore[union-attr]
-    assert [one["outcome"] for one in events(job.store, "suspected")] == ["asked", "late"]
+    counts_after_all(job, "late")
 
 
 def test_a_suspected_update_counts_if_nobody_computes_it_again_in_time(start: Callable[..., Job]) -> None:
@@ -347,9 +352,7 @@ def test_a_suspected_update_counts_if_nobody_computes_it_again_in_time(start: Ca
         job.reducer.advance()
     assert job.store.read().version == 0  # type: ignore[union-attr]
     run_out(job)
-    job.reducer.advance()
-    assert job.store.read().version == 1  # type: ignore[union-attr]
-    assert [one["outcome"] for one in events(job.store, "suspected")] == ["asked", "late"]
+    counts_after_all(job, "late")
 
 
 def test_a_suspected_update_counts_at_once_if_nobody_is_left_to_compute_it_again(start: Callable[..., Job]) -> None:
@@ -359,9 +362,7 @@ def test_a_suspected_update_counts_at_once_if_nobody_is_left_to_compute_it_again
     assert job.store.read().version == 0  # type: ignore[union-attr]
     for name in hands.keys() - {"first"}:
         hands[name].session.leave("gone")
-    job.reducer.advance()
-    assert job.store.read().version == 1  # type: ignore[union-attr]
-    assert [one["outcome"] for one in events(job.store, "suspected")] == ["asked", "alone"]
+    counts_after_all(job, "alone")
 
 
 def test_a_suspicion_waits_while_the_job_is_paused(start: Callable[..., Job]) -> None:

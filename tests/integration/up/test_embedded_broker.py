@@ -133,9 +133,10 @@ def test_a_tail_that_was_cut_off_is_no_damage(tmp_path: Path) -> None:
     with Redis.from_url(broker.url) as client:
         for number in range(100):
             client.set(f"key {number}", "value")
+    (file,) = data.glob("**/*.incr.aof")
+    wait_until(lambda: b"key 99" in file.read_bytes())  # while it flushes the file, the broker puts off writing
     os.kill(broker.pid, signal.SIGKILL)
     wait_until(lambda: broker.poll() is not None)
-    (file,) = data.glob("**/*.incr.aof")
     os.truncate(file, file.stat().st_size - 150)
     broker.spawn()
     try:
