@@ -97,7 +97,6 @@ class Membership:
             worker=own.worker,
             session=own.session,
             about=about,
-            channels=self._keys.here(""),
             number=number,
             present=present,
             plan=plan,

@@ -3,7 +3,7 @@
 -- A session that listens on its channel, and has not been seen for `LOST_MS`, is there as long as the broker counts a
 -- listener: the system of a process that ends closes its connections at once. Of one whose connection stays, or that
 -- does not listen, it is known after `LIFE_MS`. The leases of a session that is not there any more are freed; it takes
--- part again as soon as it is seen. No caller chooses these times, by which others lose their leases.
+-- part again as soon as it is seen. No caller chooses these times or the channels, by which others lose their leases.
 -- Returns {status of the job, number of the placement (0: there is none), its plan, the sessions that are there, their
 -- entries}: sessions as `WORKER:SESSION`, ascending, separated by spaces. Status is `gone` if the job is not open,
 -- `fenced` if the worker has a newer session (nothing is changed).
@@ -12,10 +12,10 @@ local placement_key, versions_key, events_key = KEYS[4], KEYS[5], KEYS[6]
 local leases_key, backups_key, audits_key, free_key = KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local worker, session = ARGV[1], ARGV[2]
 local about = ARGV[3] -- JSON object; "listens":true if the sender listens on its channel
-local channels = ARGV[4] -- the names of channels, without the session
-local number = ARGV[5] -- of the placement that `plan` replaces
-local present, plan = ARGV[6], ARGV[7] -- the sessions it was made for; JSON object; both empty: none is proposed
+local number = ARGV[4] -- of the placement that `plan` replaces
+local present, plan = ARGV[5], ARGV[6] -- the sessions it was made for; JSON object; both empty: none is proposed
 
+local channels = members_key:match("^(.*):") .. ":here:" -- the names of the job's channels, without the session
 local LIFE_MS = 5000
 local LOST_MS = 600 -- time to connect again
 local status = redis.call("HGET", round_key, "status")

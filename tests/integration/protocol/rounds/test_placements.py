@@ -28,7 +28,6 @@ def tell(
         worker=session.worker_id,
         session=session.session_id,
         about=json.dumps(about, separators=(",", ":")),
-        channels=store.keys.here(""),
         number=number,
         present=present,
         plan=plan,
