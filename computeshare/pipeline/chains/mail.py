@@ -1,11 +1,13 @@
 """Messages between the workers of a chain: one stream per session in the broker, read by that session alone.
 
-A message belongs to an attempt at a micro-batch and names a stage and a tag. Sending may happen twice after an outage,
-and reading may be repeated: the reader takes each (attempt, stage, tag) once. A chain's attempts have rising numbers,
-their turns, by which outdated messages are told from those that are early.
+A message belongs to an attempt at a micro-batch and names a stage and a tag. After an outage it may be sent twice, and
+reading may be repeated: each sender numbers its messages, and the reader takes each number once. A chain's attempts
+have rising numbers, their turns, by which outdated messages are told from those that are early.
 """
 
+import itertools
 import json
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -48,6 +50,8 @@ class Inbox:
         """`key`: as `JobKeys.mail`."""
         self._channel, self._key = Channel(redis, wires), key
         self._last, self._turn = "0-0", 0
+        self._numbers: dict[str, int] = {}
+        """Of the newest message of each sender."""
         self._kept: dict[tuple[str, int, str], Letter] = {}
 
     def order(self, goes_on: Callable[[], bool]) -> Letter | None:
@@ -110,8 +114,11 @@ class Inbox:
             return
         try:
             about = json.loads(bytes(told[b"about"]))
-            turn = int(about["turn"])
-            self.keep(Letter(about["attempt"], turn, int(about["stage"]), about["tag"], told[b"body"]))
+            sender, number = about["sender"], int(about["number"])
+            turn, stage = int(about["turn"]), int(about["stage"])
+            if number > self._numbers.get(sender, 0):  # else it was sent again after an outage
+                self.keep(Letter(about["attempt"], turn, stage, about["tag"], told[b"body"]))
+                self._numbers[sender] = number
         except MALFORMED as error:  # whoever waits for it does so until the work is called off
             log.warning("a message between stages is malformed, and dropped", error=str(error)[:200])
 
@@ -122,6 +129,7 @@ class Outbox:
     def __init__(self, redis: Redis, key_of: Callable[[str], str], wires: Wires | None = None) -> None:
         """`key_of`: as `JobKeys.mail`."""
         self._channel, self._key_of = Channel(redis, wires), key_of
+        self._name, self._numbers = uuid.uuid4().hex, itertools.count(1)
         self._helper = ThreadPoolExecutor(1, "mail")
         self._sending: list[Future[None]] = []
         self.bytes = 0
@@ -161,6 +169,7 @@ class Outbox:
     def _send(self, session: str, letter: Letter) -> None:
         key = self._key_of(session)
         about = {"attempt": letter.attempt, "turn": letter.turn, "stage": letter.stage, "tag": letter.tag}
+        about |= {"sender": self._name, "number": next(self._numbers)}
         self.bytes += len(letter.body)
         self._channel.exchange(
             [["XADD", key, "*", "about", json.dumps(about), "body", letter.body], ["EXPIRE", key, LIFE_S]], large=True

@@ -282,6 +282,19 @@ def test_a_message_that_comes_twice_counts_once_and_an_earlier_turns_not_at_all(
     assert not redis.exists(JobKeys(job_id).mail("s"))
 
 
+def test_a_message_that_was_sent_again_after_an_outage_counts_once_though_it_was_taken(
+    redis: Redis, job_id: str
+) -> None:
+    first, key = Letter("now", 1, 1, "f0.0", b"1"), JobKeys(job_id).mail("s")
+    inbox = mailbox(redis, job_id, first)
+    found: Any = redis.xrange(key)
+    assert inbox.next(lambda: True) == first
+    redis.xadd(key, found[0][1])
+    second = replace(first, tag="f0.1")
+    mailbox(redis, job_id, second)
+    assert inbox.next(lambda: True) == second
+
+
 def test_values_may_come_before_the_order_that_they_belong_to(redis: Redis, job_id: str) -> None:
     early = Letter("second", 2, 2, "f1.0", b"value")
     inbox = mailbox(redis, job_id, Letter("first", 1, 2, "order", b""), early, Letter("second", 2, 2, "order", b"do"))
@@ -310,14 +323,21 @@ def test_a_message_that_cannot_be_sent_ends_the_wait_for_its_answer(redis: Redis
         mail.receive(0, "b1.0")
 
 
+ABOUT = {"attempt": '"now"', "turn": "1", "stage": "1", "tag": '"f0.0"', "sender": '"s"', "number": "1"}
+"""Of a message that is sound."""
+
+
+def told(**changes: str) -> str:
+    """It with changes, as JSON."""
+    return "{" + ",".join(f'"{name}":{value}' for name, value in (ABOUT | changes).items()) + "}"
+
+
 GARBAGE = [
-    *(
-        f'{{"attempt":"now","turn":{turn},"stage":1,"tag":"f0.0"}}'
-        for turn in ("1e999", "NaN", "null", '"x"', "9" * 5000)
-    ),
-    *(f'{{"attempt":"now","turn":1,"stage":{stage},"tag":"f0.0"}}' for stage in ("-1e999", "[]", '"x"')),
-    '{"attempt":["now"],"turn":1,"stage":1,"tag":"f0.0"}',
-    '{"attempt":"now","turn":1,"stage":1,"tag":{}}',
+    *(told(turn=turn) for turn in ("1e999", "NaN", "null", '"x"', "9" * 5000)),
+    *(told(stage=stage) for stage in ("-1e999", "[]", '"x"')),
+    *(told(number=number) for number in ("1e999", "null")),
+    told(attempt='["now"]'),
+    told(tag="{}"),
     "{}",
     "[]",
     "no JSON",
@@ -330,7 +350,7 @@ GARBAGE = [
 def test_a_message_that_is_none_is_dropped_and_the_next_one_read(redis: Redis, job_id: str, about: str | bytes) -> None:
     key = JobKeys(job_id).mail("s")
     redis.xadd(key, {"about": about, "body": b"garbage"})
-    redis.xadd(key, {"about": '{"attempt":"now","turn":1,"stage":1,"tag":"f0.0"}'})
+    redis.xadd(key, {"about": told(sender='"another"')})
     inbox = mailbox(redis, job_id, Letter("now", 1, 1, "f0.0", b"value"))
     with capture_logs() as logs:
         assert bytes(inbox.receive("now", 1, "f0.0", lambda: True)) == b"value"
