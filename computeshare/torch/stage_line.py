@@ -1,10 +1,12 @@
 """Messages between the processes that hold a script's stages, in order, through the broker."""
 
+import asyncio
 import functools
+import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from redis import Redis
 
@@ -23,6 +25,9 @@ NORM, CLIP, SAVE, SAVED, LOAD, LOST = "norm", "clip", "save", "saved", "load", "
 """The tags of messages. `LOST`: of a process that has not heard how its script's run began."""
 
 
+Found = TypeVar("Found")
+
+
 class StageLost(RoundError):
     """A stage does not answer, or its process was started again and has lost its weights."""
 
@@ -35,6 +40,7 @@ class Line:
         key_of = functools.partial(keys.group_stage, group)
         self._inbox, self._outbox = Inbox(redis, key_of(str(stage))), Outbox(redis, key_of)
         self._early: dict[tuple[int, int, str], Blob] = {}
+        self._is_cancelled = threading.Event()
         self.run = uuid.uuid4().hex if stage == 0 else ""
         """Of the script; the other stages take it from its first message, and know none before."""
         if stage == 0:  # what an earlier script has left
@@ -47,15 +53,32 @@ class Line:
         body = frames.encode(values, self._codec, turn)
         self._outbox.tell(str(to), Letter(self.run, turn, self.stage, tag, body))
 
-    def next(self, goes_on: Callable[[], bool] = lambda: True) -> Letter | None:
-        """The next message; None: `goes_on` was false."""
-        return self._inbox.next(goes_on)
+    async def in_thread(self, do: Callable[..., Found], *arguments: Any) -> Found:
+        """Call a function in a thread. Cancelled, as by Ctrl-C, it ends that thread's wait for a message, if there is
+        one, and returns after the thread.
+        """
+        work = asyncio.ensure_future(asyncio.to_thread(do, *arguments))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            self._is_cancelled.set()
+            await asyncio.gather(work, return_exceptions=True)
+            self._is_cancelled.clear()
+            raise
+
+    def next(self) -> Letter | None:
+        """The next message; None: the wait was cancelled."""
+        return self._inbox.next(lambda: not self._is_cancelled.is_set())
 
     def receive(self, source: int, turn: int, tag: str, timeout_s: float) -> list[Any]:
         """Wait for what a stage sends. Raises StageLost."""
         deadline, wanted = time.monotonic() + timeout_s, (source, turn, tag)
+
+        def goes_on() -> bool:
+            return time.monotonic() < deadline and not self._is_cancelled.is_set()
+
         while wanted not in self._early:
-            letter = self._inbox.next(lambda: time.monotonic() < deadline)
+            letter = self._inbox.next(goes_on)
             if letter is None:
                 raise StageLost(
                     f"stage {source} has not answered for {timeout_s:g} s: it is slow (timeout_s), or the process of a "

@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +39,26 @@ class Stages:
 
     async def __call__(self, inputs: Tensor) -> Tensor:
         """The model's output, from which `backward` reaches all stages; within `torch.no_grad()`, no stage keeps what a
-        backward pass would need. Raises StageLost.
+        backward pass would need. All stages train or evaluate as the first one does (`train()`, `eval()`). Raises
+        StageLost.
         """
         values = self.first(inputs)
-        return await asyncio.to_thread(self._through, values)
+        return await self._line.in_thread(self._through, values, torch.is_grad_enabled())
 
     async def clip_norm(self, max_norm: float) -> float:
         """Scale the gradients of all stages down to a total Euclidean norm of `max_norm`, as
         `torch.nn.utils.clip_grad_norm_` does; call it before any optimizer's step. Returns the norm before. Raises
         StageLost.
         """
-        return await asyncio.to_thread(self._clip, max_norm)
+        return await self._line.in_thread(self._clip, max_norm)
 
-    async def step(self) -> None:
-        """Have each other stage take its optimizer's step, and clear its gradients. Raises StageLost."""
-        await self._ask(stage_line.STEP)
+    async def step(self, lr: float | None = None) -> None:
+        """Have each other stage take its optimizer's step, and clear its gradients. Raises StageLost.
+
+        Args:
+            lr: learning rate of this and later steps, for all parameters; default: as each optimizer has it.
+        """
+        await self._ask(stage_line.STEP, lr)
         self.steps += 1
 
     async def save(self) -> None:
@@ -87,10 +93,13 @@ class Stages:
         self._line.close()
 
     async def _ask(self, tag: str, *values: Any) -> list[list[Any]]:
-        return await asyncio.to_thread(self._line.ask, next(self._turns), tag, self.timeout_s, *values)
+        return await self._line.in_thread(self._line.ask, next(self._turns), tag, self.timeout_s, *values)
 
-    def _through(self, values: Tensor) -> Tensor:
-        output: Tensor = _Rest.apply(values, self._line, next(self._turns), self.timeout_s)
+    def _through(self, values: Tensor, keeps_graph: bool) -> Tensor:
+        call = _Call(self._line, next(self._turns), self.timeout_s, keeps_graph, self.first.training)
+        if not keeps_graph:
+            return call.forward(values)
+        output: Tensor = _Rest.apply(values, torch.zeros((), requires_grad=True), call)
         return output
 
     def _clip(self, max_norm: float) -> float:
@@ -105,23 +114,51 @@ class Stages:
         return total
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of the other stages.
+
+    Attributes:
+        keeps_graph: whether they keep what a backward pass needs.
+        is_training: their mode.
+    """
+
+    line: Line
+    turn: int
+    timeout_s: float
+    keeps_graph: bool
+    is_training: bool
+
+    def forward(self, values: Tensor) -> Tensor:
+        line, wants_gradient = self.line, self.keeps_graph and values.requires_grad
+        sent = values.detach().requires_grad_(wants_gradient)
+        line.send(1, self.turn, stage_line.FORWARD, sent, self.keeps_graph, self.is_training)
+        output: Tensor = line.receive(line.stages - 1, self.turn, stage_line.FORWARD, self.timeout_s)[0]
+        return output
+
+    def backward(self, gradient: Tensor) -> Tensor | None:
+        line = self.line
+        line.send(line.stages - 1, self.turn, stage_line.BACKWARD, gradient)
+        found: Tensor | None = line.receive(1, self.turn, stage_line.BACKWARD, self.timeout_s)[0]
+        return found
+
+
 class _Rest(torch.autograd.Function):
     """The other stages as one function."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, line: Line, turn: int, timeout_s: float) -> Tensor:
-        ctx.about = line, turn, timeout_s
-        line.send(1, turn, stage_line.FORWARD, values.detach().requires_grad_(ctx.needs_input_grad[0]))
-        (output,) = line.receive(line.stages - 1, turn, stage_line.FORWARD, timeout_s)
-        found: Tensor = output.detach()
+    def forward(ctx: Any, values: Tensor, anchor: Tensor, call: _Call) -> Tensor:
+        """`anchor` requires grad, so that `backward` is called even if `values` needs no gradient (a frozen stage)."""
+        ctx.call = call
+        output = call.forward(values)
+        found = output.detach()
+        if not output.requires_grad:  # all stages are frozen
+            ctx.mark_non_differentiable(found)
         return found
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        line, turn, timeout_s = ctx.about
-        line.send(line.stages - 1, turn, stage_line.BACKWARD, gradients[0])
-        (gradient,) = line.receive(1, turn, stage_line.BACKWARD, timeout_s)
-        return gradient, None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
+        return ctx.call.backward(gradients[0]), None, None
 
 
 async def connect(
@@ -168,7 +205,7 @@ async def serve(
     """
     line = await asyncio.to_thread(line_of, group, stage, stages, broker, codec)
     saves = StageSaves(Path(folder) if folder else None, stage, module, optimizer)
-    await asyncio.to_thread(_Served(line, module, optimizer, saves).run)
+    await line.in_thread(_Served(line, module, optimizer, saves).run)
 
 
 class _Served:
@@ -197,16 +234,20 @@ class _Served:
         line, turn, values = self._line, letter.turn, self._line.decoded(letter.body)
         match letter.tag:
             case stage_line.FORWARD:
-                self._forward(turn, values[0])
+                self._forward(turn, *values)
             case stage_line.BACKWARD if turn in self._kept:
                 received, output = self._kept.pop(turn)
-                output.backward(values[0])  # type: ignore[no-untyped-call]
+                if output.requires_grad and values[0] is not None:  # else there is nothing to train up to here
+                    output.backward(values[0])  # type: ignore[no-untyped-call]
                 line.send(line.stage - 1, turn, stage_line.BACKWARD, received.grad)
             case stage_line.NORM:
                 line.send(0, turn, stage_line.NORM, norm_of(self._module.parameters()))
             case stage_line.CLIP:
                 scale(self._module.parameters(), values[0])
             case stage_line.STEP:
+                if values[0] is not None:
+                    for group in self._optimizer.param_groups:
+                        group["lr"] = values[0]
                 self._optimizer.step()
                 self._optimizer.zero_grad()
                 self._kept.clear()
@@ -227,14 +268,16 @@ class _Served:
             return str(error)
         return ""
 
-    def _forward(self, turn: int, received: Tensor) -> None:
-        is_trained = received.requires_grad
-        with torch.set_grad_enabled(is_trained):
+    def _forward(self, turn: int, received: Tensor, keeps_graph: bool, is_training: bool) -> None:
+        if self._module.training != is_training:
+            self._module.train(is_training)
+        with torch.set_grad_enabled(keeps_graph):
             output = self._module(received)
-        if is_trained:
+        if keeps_graph:
             self._kept[turn] = received, output
         following = (self._line.stage + 1) % self._line.stages
-        self._line.send(following, turn, stage_line.FORWARD, output.detach().requires_grad_(is_trained))
+        sent = output.detach().requires_grad_(output.requires_grad)
+        self._line.send(following, turn, stage_line.FORWARD, sent, keeps_graph, is_training)
 
 
 def norm_of(parameters: Iterable[nn.Parameter]) -> float:

@@ -1,9 +1,13 @@
 """A plain script with a model in stages: the same weights as in one process."""
 
+import asyncio
+import contextlib
 import os
 import signal
 import threading
+import time
 import uuid
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,9 @@ from torch import nn
 
 from computeshare.errors import SettingsError
 from computeshare.torch.stages import StageLost, Stages, connect, serve
+from computeshare.transport.connections import by_loopback
 from tests.support.coroutines import asynchronously
+from tests.support.proxy import Proxy
 from tests.support.stage_seats import PROCESSES
 
 LR = 0.1
@@ -75,6 +81,185 @@ def test_a_loop_over_stages_makes_the_weights_of_a_loop_alone(redis_url: str, ma
     found = [parameter.detach() for part in parts for parameter in part.parameters()]
     same = torch.allclose if max_norm else torch.equal  # the norm is added up stage by stage
     assert all(same(one, other) for one, other in zip(found, alone(max_norm=max_norm), strict=True))
+
+
+@contextlib.contextmanager
+def holders(parts: Sequence[nn.Module], group: str, broker: str) -> Iterator[None]:
+    """The later stages, each in a thread, until the script has closed its connection."""
+
+    def hold(stage: int) -> None:
+        parameters = [*parts[stage].parameters()]
+        optimizer = torch.optim.SGD(parameters, lr=LR)
+        asynchronously(serve(parts[stage], group, stage, len(parts), optimizer, broker))
+
+    threads = [threading.Thread(target=hold, args=(stage,)) for stage in range(1, len(parts))]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join(20)
+
+
+def normalised() -> list[nn.Module]:
+    """Stages of which a later one normalises, and the last one drops out."""
+    first, second, last = layers()
+    return [first, nn.Sequential(second, nn.BatchNorm1d(16)), nn.Sequential(nn.Dropout(0.5), last)]
+
+
+def test_all_stages_train_and_evaluate_as_the_first_one_does(redis_url: str) -> None:
+    group, parts = uuid.uuid4().hex, normalised()
+    (trained, _), (tested, _), *_ = batches()
+
+    async def evaluate() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        stages = await connect(parts[0], group=group, stages=3, broker=redis_url)
+        await stages(trained)
+        parts[0].eval()
+        with torch.no_grad():
+            found = [await stages(tested) for _ in range(2)]
+        parts[0].train()
+        again = [await stages(trained) for _ in range(2)]
+        await stages.close()
+        return found, again
+
+    with holders(parts, group, redis_url):
+        found, again = asynchronously(evaluate())
+    assert not torch.equal(*again), "dropout draws another mask for each"
+    assert int(parts[1][1].num_batches_tracked) == 3  # type: ignore[index]
+    expected = nn.Sequential(*normalised())
+    expected(trained)
+    with torch.no_grad():
+        output = expected.eval()(tested)
+    assert all(torch.equal(one, output) for one in found)
+
+
+@pytest.mark.parametrize("frozen", [1, 2])
+def test_the_later_stages_train_where_the_first_are_frozen(redis_url: str, frozen: int) -> None:
+    group, parts, whole = uuid.uuid4().hex, layers(), layers()
+    for part in (*parts[:frozen], *whole[:frozen]):
+        part.requires_grad_(False)
+
+    async def train() -> None:
+        stages = await connect(parts[0], group=group, stages=3, broker=redis_url)
+        for inputs, labels in batches():
+            nn.functional.cross_entropy(await stages(inputs), labels).backward()
+            await stages.step()
+        await stages.close()
+
+    with holders(parts, group, redis_url):
+        asynchronously(train())
+    model = nn.Sequential(*whole)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    for inputs, labels in batches():
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    weights = [parameter for part in parts for parameter in part.parameters()]
+    assert all(torch.equal(one, other) for one, other in zip(weights, model.parameters(), strict=True))
+    assert all(torch.equal(*both) for both in zip(parts[0].parameters(), layers()[0].parameters(), strict=True))
+
+
+def test_where_all_stages_are_frozen_no_gradient_is_wanted(redis_url: str) -> None:
+    group, parts = uuid.uuid4().hex, layers()
+    for part in parts:
+        part.requires_grad_(False)
+
+    async def forward() -> torch.Tensor:
+        stages = await connect(parts[0], group=group, stages=3, broker=redis_url)
+        output = await stages(batches()[0][0])
+        await stages.close()
+        return output
+
+    with holders(parts, group, redis_url):
+        assert not asynchronously(forward()).requires_grad
+
+
+def test_a_scheduler_of_the_scripts_reaches_all_stages(redis_url: str) -> None:
+    def decaying(module: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
+        optimizer = torch.optim.SGD(module.parameters(), lr=LR)
+        return optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    group, parts = uuid.uuid4().hex, layers()
+
+    async def train() -> None:
+        stages = await connect(parts[0], group=group, stages=3, broker=redis_url)
+        optimizer, scheduler = decaying(parts[0])
+        for inputs, labels in batches():
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(await stages(inputs), labels).backward()
+            optimizer.step()
+            await stages.step(lr=scheduler.get_last_lr()[0])
+            scheduler.step()
+        await stages.close()
+
+    with holders(parts, group, redis_url):
+        asynchronously(train())
+    model = nn.Sequential(*layers())
+    optimizer, scheduler = decaying(model)
+    for inputs, labels in batches():
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        scheduler.step()
+    weights = [parameter for part in parts for parameter in part.parameters()]
+    assert all(torch.equal(one, other) for one, other in zip(weights, model.parameters(), strict=True))
+
+
+def test_a_message_whose_reply_was_lost_counts_once_though_it_is_sent_again(redis_url: str, redis: Redis) -> None:
+    group, parts = uuid.uuid4().hex, normalised()
+    there = by_loopback(redis).connection_pool.connection_kwargs
+
+    async def forward(proxy: Proxy) -> None:
+        broker = f"redis://:{there.get('password') or ''}@127.0.0.1:{proxy.port}"
+        stages = await connect(parts[0], group=group, stages=3, broker=broker)
+        before = proxy.connections
+        proxy.drop_next_reply()
+        await stages(batches()[0][0])
+        assert proxy.connections > before
+        await stages.close()
+
+    with Proxy((there["host"], there["port"])) as proxy, holders(parts, group, redis_url):
+        asynchronously(forward(proxy))
+    assert int(parts[1][1].num_batches_tracked) == 1  # type: ignore[index]
+
+
+def serve_until_interrupted(group: str, broker: str) -> None:
+    """A stage's process, as a script has it."""
+    torch.set_num_threads(1)
+    part = layers()[1]
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(serve(part, group, 1, 2, torch.optim.SGD(part.parameters(), lr=LR), broker))
+
+
+def test_ctrl_c_ends_a_stage(redis_url: str, redis: Redis) -> None:
+    group = uuid.uuid4().hex
+    process: Any = PROCESSES.Process(target=serve_until_interrupted, args=(group, redis_url), daemon=True)
+    process.start()
+
+    async def forward() -> None:
+        stages = await connect(layers()[0], group=group, stages=2, broker=redis_url)
+        await stages(batches()[0][0])  # it serves
+
+    asynchronously(forward())
+    os.kill(process.pid, signal.SIGINT)
+    process.join(5)
+    assert process.exitcode == 0
+    assert not redis.exists(f"cs:pipeline:{group}:stage:1")
+
+
+def test_a_call_that_is_cancelled_waits_no_longer_and_the_next_one_goes_through(redis_url: str) -> None:
+    group, parts = uuid.uuid4().hex, layers()[:2]
+
+    async def forward() -> None:
+        stages = await connect(parts[0], group=group, stages=2, broker=redis_url)
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(stages(batches()[0][0]), 0.1)
+        assert time.monotonic() - began < 20, "not the minute that a stage may take"
+        with holders(parts, group, redis_url):
+            await stages(batches()[0][0])
+            await stages.close()
+
+    asynchronously(forward())
 
 
 def test_a_stage_that_does_not_answer_is_named(redis_url: str, redis: Redis) -> None:
