@@ -22,7 +22,7 @@ from api.access.credentials import Credentials
 from api.http.headers import LOOPBACK, add_headers
 from api.http.problems import problem
 from api.http.scopes import READS, needed, refused_with
-from api.http.throttle import Throttle, network_of
+from api.http.throttle import Throttle, Tries, network_of
 from computeshare.bundles.manifest import CONTENT_BYTES
 from computeshare.errors import ComputeShareError
 from computeshare.settings import EVERYWHERE
@@ -80,7 +80,7 @@ class Guard:
         self._credentials = credentials
         self._hosts = hosts
         self._any_address = bool(hosts & WILDCARDS)
-        self._tries = Throttle(TRIES, TRY_S)
+        self._tries = Tries(Throttle(TRIES, TRY_S))
         self._requests = Throttle(BURST, REQUEST_S)
         self._answering: Counter[str] = Counter()
 
@@ -98,38 +98,52 @@ class Guard:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
         address = request.client.host if request.client else ""
-        tries = _is_try(scope)
+        open_try: str | None = None  # the network whose try has no result yet
+
+        def end_try(is_right: bool) -> None:
+            nonlocal open_try
+            if open_try is not None:
+                self._tries.end(open_try, is_right)
+                open_try = None
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                if tries and message["status"] in FAILED:
-                    self._tries.take(network_of(address))
+                end_try(message["status"] not in FAILED)
                 host = _name_of(request.headers.get("host", "")) or ""
                 add_headers(MutableHeaders(scope=message), scope["path"], scope["scheme"], host)
             await send(message)
 
         try:
-            self._check_form(request)
-            if tries:
-                self._check_wait(self._tries.wait_s(network_of(address)), "too many failed attempts from this address")
-            caller = await self._caller(request)
-            self._check_right(request, caller)
-        except (HTTPException, Problem, ComputeShareError, SQLAlchemyError) as refusal:
-            await self._refusal(request, refusal)(scope, receive, send_with_headers)
-            return
-        tries = tries and caller is None  # a link's code was right, whatever is answered
-        if caller is None:
-            await self.app(scope, receive, send_with_headers)
-            return
+            try:
+                self._check_form(request)
+                if _is_try(scope):
+                    network = network_of(address)
+                    self._check_wait(await self._tries.begin(network), "too many failed attempts from this address")
+                    open_try = network
+                caller = await self._caller(request)
+                self._check_right(request, caller)
+            except (HTTPException, Problem, ComputeShareError, SQLAlchemyError) as refusal:
+                await self._refusal(request, refusal)(scope, receive, send_with_headers)
+                return
+            if caller is None:
+                await self.app(scope, receive, send_with_headers)
+                return
+            end_try(is_right=True)  # a link's code was right, whatever is answered
+            await self._serve(caller, address, scope, receive, send_with_headers)
+        finally:
+            end_try(is_right=False)
+
+    async def _serve(self, caller: Caller, address: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that may pass, of this caller."""
         scope.setdefault("state", {})["caller"] = caller
         mark = current.set((caller, address))
         try:
-            await self._serve(caller, scope, receive, send_with_headers)
+            await self._watched(caller, scope, receive, send)
         finally:
             current.reset(mark)
 
-    async def _serve(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that may pass; a stream ends once its token or link has expired or was revoked."""
+    async def _watched(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; a stream ends once its token or link has expired or was revoked."""
         if caller is OWNER:
             await self.app(scope, receive, send)
             return

@@ -1,13 +1,16 @@
 """Token buckets by key: for failed tries to log in or to join by address, and for requests by token."""
 
+import asyncio
 import ipaddress
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 KEYS = 10_000
 """The most keys remembered: those used last."""
+LOOK_S = 0.01
+"""Seconds between two looks of a try that waits for those before it."""
 
 
 class Throttle:
@@ -31,6 +34,14 @@ class Throttle:
             if len(self._taken) > KEYS:
                 self._taken.popitem(last=False)
 
+    def give_back(self, key: str) -> None:
+        """Return a permit of this key that was taken."""
+        with self._lock:
+            if missing := max(0.0, self._missing(key) - 1):
+                self._taken[key] = (missing, self._clock())
+            else:
+                self._taken.pop(key, None)
+
     def admits(self, key: str) -> bool:
         """Take a permit of this key, if there is one now; whether there was."""
         if self.wait_s(key):
@@ -41,6 +52,33 @@ class Throttle:
     def _missing(self, key: str) -> float:
         missing, since = self._taken.get(key, (0.0, 0.0))
         return max(0.0, missing - (self._clock() - since) / self._refill_s)
+
+
+class Tries:
+    """Tries by key: each takes a permit before anybody knows whether it is right, and a right one gives it back."""
+
+    def __init__(self, throttle: Throttle) -> None:
+        self._throttle = throttle
+        self._open: Counter[str] = Counter()
+        """Tries that are being answered, by key."""
+
+    async def begin(self, key: str) -> float:
+        """Take a permit; if there is none, wait for the tries that are being answered, of which some may be right.
+
+        Returns 0, or the seconds until there is a permit: then nothing was taken.
+        """
+        while (wait_s := self._throttle.wait_s(key)) and self._open[key]:
+            await asyncio.sleep(LOOK_S)
+        if not wait_s:
+            self._throttle.take(key)
+            self._open[key] += 1
+        return wait_s
+
+    def end(self, key: str, is_right: bool) -> None:
+        """Note the result of a try that took a permit."""
+        self._open -= Counter((key,))
+        if is_right:
+            self._throttle.give_back(key)
 
 
 def network_of(address: str) -> str:

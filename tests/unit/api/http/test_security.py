@@ -1,13 +1,20 @@
-"""Host names and derived keys."""
+"""Host names, derived keys, and failed tries."""
 
+import asyncio
 import socket
+from collections import Counter
+from collections.abc import Sequence
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import Message, Receive, Scope, Send
 
 from api.access.credentials import matches
 from api.access.tokens import cookie_of, login_key_of
-from api.http.security import Guard, allowed_hosts
+from api.http.security import TRIES, Guard, allowed_hosts
 from computeshare.settings import login_path
+from tests.support.coroutines import asynchronously
 
 
 def own_names(bind_host: str, others: tuple[str, ...] = ()) -> Guard:
@@ -59,3 +66,39 @@ def test_derived_keys_differ_and_do_not_hold_the_token() -> None:
 
 def test_comparison_takes_any_text() -> None:
     assert matches("a", "a") and not matches("\ud800", "a") and not matches("ä", "a")
+
+
+async def statuses(guard: Guard, keys: Sequence[str]) -> Counter[int]:
+    """The status codes of logins with these keys from one address, all at the same time."""
+    found: Counter[int] = Counter()
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            found[message["status"]] += 1
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    headers, client = [(b"host", b"localhost")], ("10.0.0.1", 1)
+    about = {"type": "http", "method": "GET", "path": "/login", "headers": headers, "client": client, "scheme": "http"}
+    await asyncio.gather(*(guard({**about, "query_string": f"key={key}".encode()}, receive, send) for key in keys))
+    return found
+
+
+def test_tries_at_the_same_time_are_counted_before_they_are_answered() -> None:
+    async def login(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(0)  # all others are here before the first is answered
+        status = 303 if scope["query_string"] == b"key=right" else 403
+        await PlainTextResponse("", status)(scope, receive, send)
+
+    def explain(_: Request, error: Exception) -> Response:
+        return PlainTextResponse(str(error), getattr(error, "status", 500))
+
+    guard = Guard(login, None, frozenset({"localhost"}), None, explain, login)  # type: ignore[arg-type]
+
+    async def one_after_another() -> Counter[int]:
+        return sum([await statuses(guard, ["right"]) for _ in range(3 * TRIES)], Counter())
+
+    assert asynchronously(one_after_another()) == {303: 3 * TRIES}
+    assert asynchronously(statuses(guard, ["right"] * 100)) == {303: 100}  # a class behind one address
+    assert asynchronously(statuses(guard, ["wrong"] * 900)) == {403: TRIES, 429: 900 - TRIES}

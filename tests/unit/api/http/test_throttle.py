@@ -33,6 +33,18 @@ def test_some_permits_may_be_taken_at_once_and_then_one_in_a_while() -> None:
     assert throttle.wait_s("10.0.0.1") == REFILL_S  # more than all of them are never missing
 
 
+def test_a_permit_that_was_given_back_may_be_taken_again() -> None:
+    throttle = Throttle(SIZE, REFILL_S, Clock())
+    take(throttle, "a", SIZE)
+    throttle.give_back("a")
+    assert throttle.wait_s("a") == 0
+    for key in ("a", "b"):
+        for _ in range(2 * SIZE):
+            throttle.give_back(key)  # no key ever has more than all of them
+    take(throttle, "a", SIZE)
+    assert throttle.wait_s("a") == REFILL_S and list(throttle._taken) == ["a"]
+
+
 def test_a_key_pays_for_itself_alone() -> None:
     throttle = Throttle(SIZE, REFILL_S, Clock())
     take(throttle, "a", SIZE)
