@@ -18,7 +18,7 @@ def in_turn(
 ) -> Iterator[Due]:
     """The order in which to score checkpoints.
 
-    Jobs whose last version waits come first, then the jobs served longest ago. In each pass over the jobs, each job
+    Jobs whose next checkpoint is their last version come first, then the jobs served longest ago. In each pass over the jobs, each job
     gets one checkpoint scored: the newest, or the oldest where early stopping needs the scores in order.
 
     Args:
@@ -32,7 +32,7 @@ def in_turn(
     }
 
     def urgency(job: str) -> tuple[bool, int]:
-        return max(token.version for token in queues[job]) < last[job], served.get(job, -1)
+        return queues[job][0].version < last[job], served.get(job, -1)
 
     jobs = sorted(queues, key=urgency)
     for turn in range(max(map(len, queues.values()), default=0)):

@@ -19,6 +19,17 @@ def test_a_job_is_not_kept_waiting_by_the_backlog_of_another() -> None:
     assert scores == {"aaaa": 2, "bbbb": 2}
 
 
+def test_a_job_that_may_stop_early_and_is_trained_to_its_end_keeps_no_other_waiting() -> None:
+    waiting = {"stopper": checkpoints(*range(1, 301)), "other": checkpoints(*range(1, 301))}
+    last, served, scores = {"stopper": 300, "other": 1000}, dict[str, int](), dict.fromkeys(waiting, 0)
+    for turn in range(300):
+        job, token = next(in_turn(waiting, last, served, {"stopper"}))
+        waiting[job].remove(token)
+        served[job] = turn
+        scores[job] += 1
+    assert scores == {"stopper": 150, "other": 150}
+
+
 def test_a_last_version_comes_before_all_that_are_on_their_way() -> None:
     waiting = {"aaaa": checkpoints(10, 20), "bbbb": checkpoints(10, 30), "cccc": checkpoints(5)}
     order = list(in_turn(waiting, {"aaaa": 30, "bbbb": 30, "cccc": 30}, {"aaaa": 1, "bbbb": 3, "cccc": 2}))
