@@ -2,7 +2,7 @@
 
 A job keeps its newest checkpoints, the best, and every so many versions a checkpoint for good, as its `keep`
 says; also its last version, and the checkpoint that it was forked from. A checkpoint that waits for its score is kept
-until it is scored. A job that may stop early also keeps each checkpoint until all before it are scored, and from the
+until it is scored; one that an evaluator could not read gets no score. A job that may stop early also keeps each checkpoint until all before it are scored, and from the
 version with which it stops on, all checkpoints: the version must not depend on the order in which scores come.
 """
 
@@ -77,7 +77,7 @@ class Retention:
             return self._has_stopped
         score = self._artifacts.score(token)
         if score is None:
-            return True
+            return not self._artifacts.is_damaged(token)
         self._has_stopped = stop.decide(self._leader | {token.version: score}, self._spec.evaluate_every) is not None
         if not self._leader or goodness(score) > max(map(goodness, self._leader.values())):
             self._leader = {token.version: score}
@@ -89,7 +89,8 @@ class Retention:
         if keep.every and token.version % keep.every == 0:
             return None
         score = self._artifacts.score(token)
-        if score is None and self._spec.wants_score(token.version):
+        wants = self._spec.wants_score(token.version)
+        if score is None and wants and not self._artifacts.is_damaged(token):
             self._overtaken.append(token)
             return None
         if score is None:

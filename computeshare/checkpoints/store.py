@@ -42,6 +42,8 @@ RECORDS_KEPT = 10
 """Records of openings to keep; the newest readable record suffices."""
 WEIGHTS, STATE, MANIFEST, SCORE = "weights.safetensors", "state.safetensors", "manifest.json", "score.json"
 CLASSES = "classes.json"
+DAMAGED = "damaged"
+"""A file in the folder of a checkpoint that an evaluator could not read."""
 AVERAGE, BEFORE, LEDGER = "average.safetensors", "before.safetensors", "ledger.json"
 CHOICE, INCARNATIONS, UNFINISHED = "chosen.json", "incarnations", ".unfinished"
 
@@ -332,6 +334,14 @@ class Artifacts:
     def save_score(self, token: Token, score: Mapping[str, Any]) -> None:
         """Write the evaluator's score into the checkpoint's folder."""
         replace_file(self.path(token, SCORE), json.dumps(score).encode())
+
+    def mark_damaged(self, token: Token) -> None:
+        """Note that a checkpoint cannot be read, so that nothing waits for its score. Raises OSError."""
+        self.path(token, DAMAGED).touch()
+
+    def is_damaged(self, token: Token) -> bool:
+        """Whether an evaluator found that the checkpoint cannot be read."""
+        return self.path(token, DAMAGED).exists()
 
     def classes(self, token: Token) -> dict[str, Any]:
         """A classifier's counts by class (`tasks.class_counts`), for each part of the data that the checkpoint was

@@ -317,6 +317,8 @@ class Evaluator:
         memory, job_id = self._memory, rounds.job_id
         memory.set_aside[job_id, token] = time.monotonic() + SET_ASIDE_S
         if isinstance(error, ArtifactError | ShapeError) and token.version < spec.rounds_total:
+            with contextlib.suppress(OSError):  # read-only, full, or removed by now
+                Artifacts(self.root, job_id).mark_damaged(token)
             rounds.append("damaged", {"token": str(token), "version": token.version, "error": str(error)})
             memory.announced.add((job_id, token))
         elif memory.told.get(job_id) != reason:

@@ -203,4 +203,5 @@ def test_a_damaged_checkpoint_on_the_way_is_told_and_holds_nothing_up(
         pass
     assert [event["token"] for event in events(store, "damaged")] == [str(damaged)]
     assert [event["token"] for event in events(store, "scored")] == [str(whole)]
+    assert artifacts.is_damaged(damaged) and not artifacts.is_damaged(whole)  # so that it is removed in its turn
     store.purge()

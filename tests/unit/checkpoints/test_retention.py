@@ -148,6 +148,19 @@ def test_early_stopping_finds_the_same_version_in_whatever_order_scores_come(tmp
     assert job.run([70]) == [30, 40, 50, 60, 70]  # version 40 was the first that reached 0.8; 30 was the best before it
 
 
+@pytest.mark.parametrize("stop", [None, {"patience": 50}])
+def test_a_damaged_checkpoint_waits_for_no_score(tmp_path: Path, stop: dict[str, int] | None) -> None:
+    job = Written(tmp_path, evaluate_every=10, keep={"last": 2}, stop=stop)
+    for version in range(10, 510, 10):
+        token = job.write(version)
+        if version == 20:
+            job.artifacts.mark_damaged(token)
+        else:
+            job.score(version, version / 1000)
+        job.retention.prune(token)
+    assert job.left() == [480, 490, 500]  # the two newest, and the best of those before
+
+
 def test_a_job_that_has_not_stopped_yet_keeps_the_best_to_compare_with(tmp_path: Path) -> None:
     job = Written(tmp_path, evaluate_every=10, keep={"last": 2}, stop={"patience": 2})
     for version, accuracy in enumerate([0.5, 0.7, 0.6, 0.8, 0.7, 0.75, 0.9], 1):
