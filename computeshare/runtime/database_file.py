@@ -1,6 +1,7 @@
 """The control plane's SQLite file: check for damage, daily copies, and advice on how to restore a damaged file."""
 
 import errno
+import os
 import shutil
 import sqlite3
 import threading
@@ -77,18 +78,21 @@ class DatabaseFile:
 
     def copies(self) -> list[Path]:
         """The copies, oldest first."""
-        return sorted(self.backups.glob(f"{self.path.stem}-*.db"))
+        return sorted(self.backups.glob(f"{self.path.stem}-*.db"), key=lambda copy: (copy.stat().st_mtime, copy.name))
 
     def newest_copy(self) -> Path | None:
         return next(reversed(self.copies()), None)
 
     def is_due(self, now_s: float) -> bool:
-        """Whether there is no copy, or the newest is at least a day old at `now_s` (or dated in the future)."""
+        """Whether there is no copy, or the newest is at least a day old at `now_s` or dated in the future, by a clock
+        that was ahead.
+        """
         newest = self.newest_copy()
         return newest is None or not 0 <= now_s - newest.stat().st_mtime < DAY_S
 
     def copy(self, now_s: float, stopping: Callable[[], bool] = lambda: False) -> Path:
-        """Make a copy and delete the oldest surplus copies. Readers and writers of the database do not wait.
+        """Make a copy and delete the oldest surplus copies. Readers and writers of the database do not wait. Copies
+        dated in the future are dated anew, so that this one is the newest.
 
         Raises: sqlite3.Error: the file cannot be read to its end, or this process is `stopping`. OSError: no room.
         After an error the earlier copies remain.
@@ -105,6 +109,9 @@ class DatabaseFile:
                 connection.set_progress_handler(stopping, _STEPS)
                 connection.execute("VACUUM INTO ?", (str(partial),))
             flush(partial)  # VACUUM INTO does not
+            for ahead in (copy for copy in self.copies() if copy.stat().st_mtime >= now_s):
+                os.utime(ahead, (now_s - 1, now_s - 1))
+            os.utime(partial, (now_s, now_s))
             partial.replace(made)
             flush(self.backups)
         finally:

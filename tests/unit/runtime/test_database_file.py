@@ -96,7 +96,6 @@ def test_a_copy_is_due_once_a_day_and_the_newest_are_kept(file: DatabaseFile) ->
         now_s = NOW_S + day * DAY_S
         assert file.is_due(now_s)
         made.append(file.copy(now_s))
-        os.utime(made[-1], (now_s, now_s))
         assert not file.is_due(now_s + DAY_S - 1)
     assert file.copies() == made[-KEPT:] and file.newest_copy() == made[-1]
 
@@ -104,6 +103,16 @@ def test_a_copy_is_due_once_a_day_and_the_newest_are_kept(file: DatabaseFile) ->
 def test_a_copy_from_a_clock_that_was_ahead_does_not_hold_up_the_next(file: DatabaseFile) -> None:
     os.utime(file.copy(NOW_S), (NOW_S + 400 * DAY_S, NOW_S + 400 * DAY_S))
     assert file.is_due(NOW_S)
+
+
+def test_copies_from_a_clock_that_was_ahead_count_as_older_than_the_next(file: DatabaseFile) -> None:
+    ahead = [file.copy(NOW_S + days * DAY_S) for days in (400, 401)]
+    assert file.is_due(NOW_S)
+    made = file.copy(NOW_S)
+    assert not file.is_due(NOW_S + 5) and file.newest_copy() == made
+    assert file.copies() == [*ahead, made]
+    later = [file.copy(NOW_S + day * DAY_S) for day in (1, 2)]
+    assert file.copies() == [made, *later]
 
 
 def test_a_damaged_file_leaves_the_copies_before_it(file: DatabaseFile) -> None:
