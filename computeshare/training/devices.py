@@ -21,6 +21,8 @@ from computeshare.types import Kind
 if TYPE_CHECKING:
     import torch
 
+DRIVER = Path("/proc/driver/nvidia/version")
+"""NVIDIA's driver on Linux: its version, and the compiler that its module was built with."""
 log = structlog.get_logger()
 
 
@@ -197,6 +199,17 @@ def kind(device: "torch.device") -> Kind:
     if device.type == "cpu":
         found |= {"threads": torch.get_num_threads(), "instructions": torch.backends.cpu.get_cpu_capability()}
     return found
+
+
+def system() -> dict[str, str]:
+    """What may change a device's results beside its kind, with an update or another choice of GPUs: the system's release
+    (on a Mac with its driver), the GPU driver's version ("" without one), and the GPUs that this process may use.
+    """
+    driver = ""
+    with contextlib.suppress(OSError):
+        driver = DRIVER.read_text()
+    release = f"{platform.release()} {platform.version()} {platform.mac_ver()[0]}"
+    return {"release": release, "driver": driver, "visible": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
 
 
 class OnDevice:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from computeshare import __version__
 from computeshare.runtime.private_files import write_private
+from computeshare.training import devices
 from computeshare.training.work_units import Computation, Trial
 
 FOLDER = "selftests"
@@ -29,8 +30,8 @@ def checked(computation: Computation, home: Path) -> Trial:
 
 
 def _identity(computation: Computation) -> str:
-    """Hash of everything that a trial depends on: model, input, kind of device, versions of the software."""
-    about = [computation.identity, __version__, computation.kind]
+    """Hash of everything that a trial depends on: model, input, the device and its kind, versions of the software."""
+    about = [computation.identity, __version__, computation.kind, computation.device, devices.system()]
     return sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
 
 
