@@ -1,9 +1,10 @@
 """The removal of a running job's superseded checkpoints.
 
-A job keeps its newest checkpoints, the best, and every so many versions a checkpoint for good, as its `keep`
-says; also its last version, and the checkpoint that it was forked from. A checkpoint that waits for its score is kept
-until it is scored; one that an evaluator could not read gets no score. A job that may stop early also keeps each checkpoint until all before it are scored, and from the
-version with which it stops on, all checkpoints: the version must not depend on the order in which scores come.
+A job keeps its newest checkpoints, the best, and every so many versions a checkpoint for good, as its `keep` says;
+also its last version, and the checkpoint that it was forked from. A checkpoint that waits for its score is kept
+until it is scored; one that an evaluator could not read gets no score. A job that may stop early also keeps each
+checkpoint until all before it are scored, and from the version with which it stops on, all checkpoints: the version
+must not depend on the order in which scores come.
 """
 
 import heapq

@@ -18,8 +18,8 @@ def in_turn(
 ) -> Iterator[Due]:
     """The order in which to score checkpoints.
 
-    Jobs whose next checkpoint is their last version come first, then the jobs served longest ago. In each pass over the jobs, each job
-    gets one checkpoint scored: the newest, or the oldest where early stopping needs the scores in order.
+    Jobs whose next checkpoint is their last version come first, then the jobs served longest ago. In each pass over the
+    jobs, each job gets one checkpoint scored: the newest, or the oldest where early stopping needs the scores in order.
 
     Args:
         waiting: checkpoints without a score, by job.

@@ -202,8 +202,8 @@ def kind(device: "torch.device") -> Kind:
 
 
 def system() -> dict[str, str]:
-    """What may change a device's results beside its kind, with an update or another choice of GPUs: the system's release
-    (on a Mac with its driver), the GPU driver's version ("" without one), and the GPUs that this process may use.
+    """What else may change a device's results: the system's release (on a Mac with its drivers), the version of
+    NVIDIA's driver ("" without one), and the choice of GPUs that this process may use.
     """
     driver = ""
     with contextlib.suppress(OSError):
