@@ -233,6 +233,21 @@ class ReducerSession(RoundStore):
         found = self._channel.fetch(self._asked(wanted, parts), into or [None] * len(wanted), large=len(wanted) == 1)
         return [_too_large(message) or (message if _is_there(message) else None) for message in found]
 
+    def peers(self) -> list[str]:
+        """The workers whose newest published weights the broker holds (`JobKeys.peers`), sorted."""
+        (names,) = self._channel.exchange([["HKEYS", self.keys.peers()]])
+        return sorted(name.decode(errors="replace") for name in names)
+
+    def newest_of(self, worker: str, parts: int, into: Blob) -> tuple[bytes, Message | None]:
+        """A worker's entry in `JobKeys.peers` (empty: none), and the message of its newest weights as views of `into`;
+        None: it is gone, longer than `into`, or was replaced while it was read.
+        """
+        entry: Command = ["HGET", self.keys.peers(), worker]
+        asked: list[Command] = [entry, ["HMGET", self.keys.peer(worker), *range(parts)], entry]
+        before, message, after = self._channel.fetch(asked, [None, into, None], large=True)
+        is_whole = before == after and _too_large(message) is None and None not in message
+        return before or b"", message if is_whole else None
+
     def has_update(self, base: str, micro_batch: int) -> bool:
         """Whether Redis holds any part of an accepted micro-batch's message."""
         return bool(self.redis.exists(self.keys.update(base, micro_batch)))

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from computeshare.errors import Diverged
+from computeshare.gossip.peers_mean import Newest, PeersMean
 from computeshare.protocol.reducer_session import Link, ReducerSession
 from computeshare.protocol.refusal import Received
 from computeshare.protocol.round_store import RoundState
@@ -64,8 +65,8 @@ class NextVersion:
         self.job, self._session, self._helper = job, session, helper
         suspects = job.spec.strategy.suspects
         self._audits = Audits(session, job.gatherer, suspects) if job.spec.audit else None
-        self._references: dict[str, Vector] = {}
-        """Where the strategy has peers: token to the parameters of the recent versions."""
+        about = session, job.layout, job.gatherer.codec, job.spec.strategy.recent, job.recovery.published
+        self._peers = PeersMean(*about) if job.spec.strategy.averaging else None
 
     def make(
         self, base: RoundState, parts: dict[int, Received], samples: Sequence[int], model: "ServerModel", clock: Clock
@@ -75,7 +76,7 @@ class NextVersion:
         Args: as for `combine`.
         Raises: Refused: some updates were refused, and `model` is as it was; Diverged.
         """
-        gradient, buffers, about = self.combine(base, parts, samples, model.published.parameters)
+        gradient, buffers, about = self.combine(base, parts, samples, model.published)
         failpoint("after_gather")
         clock.lap("combine")
         full, digest = self.step(base.version, model, gradient, buffers)
@@ -132,14 +133,14 @@ class NextVersion:
         return Made(model, sha256, [*left, *rest], size, {}, draft.name)
 
     def combine(
-        self, base: RoundState, parts: dict[int, Received], samples: Sequence[int], parameters: Vector
+        self, base: RoundState, parts: dict[int, Received], samples: Sequence[int], published: Weights
     ) -> tuple[Vector, Vector, dict[str, Any]]:
         """Combine a round's updates.
 
         Args:
             parts: unit to its update; all of them count.
             samples: of each unit, ascending.
-            parameters: of the version from which the round started, as workers know them.
+            published: the version from which the round started, as workers know it.
         Returns: the gradient (d,), the average of the updates' buffers (b,), and facts for the version's event:
             `staleness` if any is stale; where the strategy has peers the `consensus` distance, the root mean square,
             over parameters and peers, of the distance of their weights from the mean.
@@ -149,42 +150,42 @@ class NextVersion:
             self._audits.check(base, parts)
         ages = [staleness(parts[m].base, base.token) for m in sorted(parts)]
         about: dict[str, Any] = {"staleness": ages} if any(ages) else {}
-        server_step, offsets = self.job.server_step, dict[int, Vector]()
-        spread = Spread() if self.job.spec.strategy.averaging else None
-        if spread:
-            parts, offsets = self._newest_of_peers(base, parts, parameters)
-            samples, ages = [self.job.plan.unit_size(unit) for unit in sorted(parts)], []
-        updates = RoundUpdates(self.job.gatherer, base, parts, lambda: server_step.average(samples), offsets)
-        read = (lambda bucket: spread.of(updates.read(bucket))) if spread else updates.read
+        if self._peers:
+            gradient, buffers, found = self._mean(
+                self._peers.newest(base, parts, published.parameters), base, published
+            )
+            return gradient, buffers, about | found
+        server_step = self.job.server_step
+        updates = RoundUpdates(self.job.gatherer, base, parts, lambda: server_step.average(samples))
         try:
-            gradient = server_step.combine(read, samples, ages)
+            gradient = server_step.combine(updates.read, samples, ages)
         finally:
             self.job.gatherer.settle()
-        if spread:
-            about["consensus"] = math.sqrt(spread.square / (len(parts) * len(parameters)))
         return gradient, updates.buffers.value, about
 
-    def _newest_of_peers(
-        self, base: RoundState, parts: dict[int, Received], parameters: Vector
-    ) -> tuple[dict[int, Received], dict[int, Vector]]:
-        """Where the strategy has peers: the newest update of each, by unit, and the vectors (d,) that make those on an
-        earlier reference differences from `parameters`.
+    def _mean(self, peers: Newest, base: RoundState, published: Weights) -> tuple[Vector, Vector, dict[str, Any]]:
+        """As `combine`, of the peers' weights; if none are known, the version is as the one before."""
+        server_step, plan, counts, absent = self.job.server_step, self.job.plan, peers.counts, peers.absent
+        if not counts:
+            return np.zeros_like(published.parameters), published.buffers, {}
+        samples = [plan.unit_size(unit) for unit in sorted(peers.parts)]
+        samples += [plan.unit_size(0) * absent.count] * bool(absent.count)
+        updates = RoundUpdates(
+            self.job.gatherer, base, peers.parts, lambda: server_step.average(samples), peers.offsets
+        )
+        spread, buckets = Spread(absent.square), self.job.layout.buckets
 
-        A peer whose reference this reducer has not had, because it took over since, is left out.
-        """
-        references = self._recent_references(base, parameters)
-        newest = {part.worker: part for part in sorted(parts.values(), key=lambda part: part.at)}.values()
-        chosen = {part.micro_batch: part for part in newest if part.base in references} or parts
-        earlier = {part.base for part in chosen.values()} & references.keys() - {str(base.token)}
-        offsets = {token: parameters - references[token] for token in earlier}
-        return chosen, {unit: offsets[part.base] for unit, part in chosen.items() if part.base in offsets}
+        def read(bucket: int) -> Iterator[Vector]:
+            return spread.of(absent.after(updates.read(bucket), buckets[bucket]), counts)
 
-    def _recent_references(self, base: RoundState, parameters: Vector) -> dict[str, Vector]:
-        """The parameters of the recent versions, now with those of `base`."""
-        self._references[str(base.token)] = parameters.copy()  # the step overwrites them
-        for outdated in [*self._references][: -self.job.spec.strategy.recent]:
-            del self._references[outdated]
-        return self._references
+        try:
+            gradient = server_step.combine(read, samples)
+        finally:
+            self.job.gatherer.settle()
+        if absent.count:
+            updates.buffers.add(absent.buffers, samples[-1])
+        values = sum(counts) * len(published.parameters)
+        return gradient, updates.buffers.value, {"consensus": math.sqrt(spread.square / values)}
 
     def step(
         self, version: int, model: "ServerModel", gradient: Vector, buffers: Vector

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Protocol
 
 import numpy as np
@@ -60,23 +61,31 @@ class Mean:
 class Spread:
     """How far vectors, of which some buckets are added one by one, are from their mean.
 
-    Source: Welford, Technometrics 4 (1962), by which nothing is read twice and small distances are not lost.
+    Source: West, Communications of the ACM 22 (1979), by which nothing is read twice and small distances are not lost.
     """
 
-    def __init__(self) -> None:
-        self.square = 0.0
+    def __init__(self, square: float = 0.0) -> None:
+        """`square`: of vectors of which only the mean is added, the squared distances from it."""
+        self.square = square
         """Sum over all vectors and buckets of the squared distance from the bucket's mean."""
 
-    def of(self, updates: Iterable[Vector]) -> Iterator[Vector]:
-        """Pass a bucket of each vector on, and add their distances to `square` at the end."""
+    def of(self, updates: Iterable[Vector], counts: Iterable[int] | None = None) -> Iterator[Vector]:
+        """Pass a bucket of each vector on, and add their distances to `square` at the end.
+
+        Args:
+            counts: how many vectors each is the mean of; by default one.
+        """
         middle: Vector | None = None
-        for count, update in enumerate(updates, 1):
+        total = 0
+        for update, count in zip(updates, counts or repeat(1), strict=False):
+            total += count
             if middle is None:
                 middle = update.copy()
             else:
                 apart = update - middle
-                middle += apart / np.float32(count)
-                self.square += square(apart) * (count - 1) / count
+                self.square += square(apart) * count * (total - count) / total
+                apart *= np.float32(count / total)
+                middle += apart
             yield update
 
 

@@ -75,6 +75,10 @@ class Averaging(Protocol):
         """The longest wait for the other's weights before the next unit."""
 
     @property
+    def recent(self) -> int:
+        """The number of recent versions of which a peer's weights may be a difference."""
+
+    @property
     def matching(self) -> Literal["random", "pairs"]:
         """How peers find each other."""
 
@@ -263,7 +267,7 @@ class Strategy(Part):
         """How each worker, a peer, averages weights of its own with those of others; None: workers have none.
 
         With peers, an update is the version's weights minus the peer's, and a version is the mean of each peer's newest
-        weights.
+        weights, whether or not the round has any of its units.
         """
         return None
 

@@ -64,10 +64,11 @@ def test_the_mean_of_peers_in_step_takes_the_outer_steps_of_local(
     positions: list[Vector] = []
     for unit in range(8):
         differences = [peer.compute(unit).vector for peer in peers]
+        for peer in peers:  # who lists the peers meanwhile would find some of them, and would not look again at once
+            peer.exchange.answer()
         for board, difference in zip(boards, differences, strict=True):
             board.publish(TOKEN, unit + 1, 1.0, encode_update(EXACT, difference, NONE, LAYOUT, 0))
         for peer in peers:  # all ask once more, now that all have published
-            peer.exchange.answer()
             peer.exchange.ask(unit + 1)
         mean.grad = (mean.detach() - (count - 1) / 2) / 5
         local.step()

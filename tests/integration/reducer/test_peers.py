@@ -15,6 +15,7 @@ from computeshare.gossip import peer_weights
 from computeshare.gossip.peer_weights import PeerWeights
 from computeshare.protocol.worker_session import Grant, WorkerSession
 from computeshare.tasks.registry import task_of
+from computeshare.tensors import layout
 from computeshare.tensors.layout import Layout
 from computeshare.types import Vector
 from tests.support.job_reducer import Job, spec_of
@@ -68,21 +69,75 @@ def published(job: Job, peer: Peer) -> Vector:
     return peer.reference
 
 
-def test_a_version_is_the_mean_of_each_peers_newest_weights(job: Job, redis: Redis) -> None:
+@pytest.mark.parametrize("buckets", [1, 4])
+def test_a_version_is_the_mean_of_each_peers_newest_weights(
+    start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, buckets: int
+) -> None:
+    if buckets > 1:
+        monkeypatch.setattr(layout, "BUCKET", 5000)
+    job = start(**FIELDS)
     a, b = Peer(job, "a"), Peer(job, "b")
     mine, its = some_weights(a), some_weights(b)
+    assert len(a.layout.buckets) == buckets
     assert [a.publish(a.load(), mine), b.publish(b.load(), its)] == ["accepted", "accepted"]
     job.reducer.advance()
     assert published(job, a) == pytest.approx((mine + its) / 2, abs=1e-5)
     distance = np.sqrt(np.mean(np.square((mine - its) / 2, dtype=float)))
     assert versions(job)[0]["consensus"] == pytest.approx(distance, rel=1e-4)
 
+    newest = some_weights(a)
     a.publish(a.load(), some_weights(a))
-    a.publish(a.load(), mine)
+    a.publish(a.load(), newest)
     job.reducer.advance()
-    assert published(job, a) == pytest.approx(mine, abs=1e-5), "what a peer published before is in its newest"
-    assert versions(job)[1]["consensus"] == 0
-    assert len(versions(job)[1]["counted"]) == 2
+    assert published(job, a) == pytest.approx((newest + its) / 2, abs=1e-5), "of a its last, and of b what it has sent"
+    distance = np.sqrt(np.mean(np.square((newest - its) / 2, dtype=float)))
+    assert versions(job)[1]["consensus"] == pytest.approx(distance, rel=1e-4)
+    assert {worker for _, worker, _ in versions(job)[1]["counted"]} == {"a"}
+
+    b.session.leave("goes")
+    for _ in range(2):
+        a.publish(a.load(), newest)
+    job.reducer.advance()
+    assert published(job, a) == pytest.approx(newest, abs=1e-5), "b is not there any more"
+    assert versions(job)[2]["consensus"] == 0
+
+
+def test_a_peer_that_has_published_nothing_for_too_long_is_left_out(job: Job) -> None:
+    a, b = Peer(job, "a"), Peer(job, "b")
+    its = some_weights(b)
+    b.publish(b.load(), its)
+    a.publish(a.load(), some_weights(a))
+    job.reducer.advance()
+    for counts in (True, True, False):
+        mine = some_weights(a)
+        for _ in range(2):
+            a.publish(a.load(), mine)
+        job.reducer.advance()
+        expected = (mine + its) / 2 if counts else mine
+        assert published(job, a) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("wrong", ["not finite", "truncated", "too long", "entry", "gone", None])
+def test_weights_whose_unit_has_not_counted_yet_are_taken_if_they_are_valid(job: Job, wrong: str | None) -> None:
+    other, good = Peer(job, "other"), Peer(job, "good")
+    for _ in range(2):
+        mine = some_weights(good)
+        good.publish(good.load(), mine)
+    peers, peer = job.store.keys.peers(), job.store.keys.peer("other")
+    difference = np.full(other.layout.parameters, np.nan if wrong == "not finite" else 1, np.float32)
+    message = encode_update(EXACT, difference, np.zeros(0, np.float32), other.layout, 0)
+    parts = {str(index): bytes(part) for index, part in enumerate(message)}
+    if wrong == "truncated":
+        del parts["1"]
+    elif wrong == "too long":
+        parts["1"] = bytes(9_000_000)
+    job.redis.hset(peers, "other", "x" if wrong == "entry" else f"{good.token}|1|0.5|1")
+    if wrong != "gone":
+        job.redis.hset(peer, mapping=parts)
+    job.reducer.advance()
+    expected = mine if wrong else (mine + good.reference - 1) / 2
+    assert published(job, good) == pytest.approx(expected, abs=1e-5)
+    assert job.redis.hexists(peers, "other") and not job.redis.exists(job.store.keys.strikes())
 
 
 def test_a_peer_with_an_older_reference_counts_as_it_is(job: Job) -> None:
@@ -99,19 +154,38 @@ def test_a_peer_with_an_older_reference_counts_as_it_is(job: Job) -> None:
     assert published(job, fast) == pytest.approx((mine + its) / 2, abs=1e-5)
 
 
-def test_a_reducer_that_takes_over_leaves_out_a_peer_whose_reference_it_does_not_have(job: Job) -> None:
-    slow, fast = Peer(job, "slow"), Peer(job, "fast")
-    lease = slow.load()
+def test_a_reducer_that_takes_over_finds_the_reference_of_peers_one_version_behind(job: Job) -> None:
+    slow, slower, fast = Peer(job, "slow"), Peer(job, "slower"), Peer(job, "fast")
+    leases, its = [slow.load(), slower.load()], some_weights(fast)
     for _ in range(2):
-        fast.publish(fast.load(), some_weights(fast))
+        fast.publish(fast.load(), its)
     job.reducer.advance()
     job.reducer = job.new_reducer()
-    its = some_weights(fast)
-    slow.publish(lease, some_weights(slow))
-    fast.publish(fast.load(), its)
+    mine = [some_weights(slow), some_weights(slower)]
+    assert [slow.publish(leases[0], mine[0]), slower.publish(leases[1], mine[1])] == ["accepted", "accepted"]
     job.reducer.advance()
-    assert published(job, fast) == pytest.approx(its, abs=1e-5)
-    assert {worker for _, worker, _ in versions(job)[1]["counted"]} == {"slow", "fast"}, "its unit counts all the same"
+    assert published(job, fast) == pytest.approx((sum(mine) + its) / 3, abs=1e-5)
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_reducer_that_takes_over_leaves_out_peers_whose_reference_is_gone(job: Job, stays: bool) -> None:
+    slow, slower, fast = Peer(job, "slow"), Peer(job, "slower"), Peer(job, "fast")
+    leases, its = [slow.load(), slower.load()], some_weights(fast)
+    for _ in range(2):
+        its = some_weights(fast)
+        for _ in range(2):
+            fast.publish(fast.load(), its)
+        job.reducer.advance()
+    before = published(job, fast)
+    if not stays:
+        fast.session.leave("goes")
+    job.reducer = job.new_reducer()
+    for peer, lease in zip((slow, slower), leases, strict=True):
+        assert peer.publish(lease, some_weights(peer)) == "accepted"
+    job.reducer.advance()
+    assert versions(job)[2]["staleness"] == [2, 2]
+    assert published(job, slow) == pytest.approx(its if stays else before, abs=1e-5), "nothing is counted as if fresh"
+    assert {worker for _, worker, _ in versions(job)[2]["counted"]} == {"slow", "slower"}, "the units count"
 
 
 def test_others_read_a_peers_newest_weights_until_it_leaves(
