@@ -23,6 +23,8 @@ FASTER, SLOWER, LEAST = 1.2, 0.5, 0.02
 log = structlog.get_logger()
 Decode = Callable[[Published, Message], "tuple[Vector, Vector] | None"]
 """The parameters (d,) and buffers (b,) of a peer's message; None: they cannot be told now. Raises CodecError."""
+Choose = Callable[[Mapping[str, Published]], str | None]
+"""Of the other peers, the one to exchange with; None: with none."""
 Read = tuple[Published, Message]
 """A peer's entry and its message."""
 
@@ -79,6 +81,10 @@ class Partners:
             random.Random(f"{self._seed} {units}").shuffle(present)
             place = present.index(self._worker) ^ 1
             return present[place] if place < len(present) else None
+        return self.any_of(others)
+
+    def any_of(self, others: Sequence[str]) -> str | None:
+        """A random peer, seldom a slow one; None: there is none."""
         if not others:
             return None
         return self._random.choices(others, [self._scores.get(one, 1.0) for one in others])[0]
@@ -115,8 +121,26 @@ class Exchange:
         """
         is_free = self._coming is None and (self.late is None or self.late.done())
         if is_free and (always or self.partners.wants(self.averaging.fetch_probability)):
-            self._asked = ""
-            self._coming = self._helper.submit(self._read, units)
+            self._begin_to_read(lambda others: self.partners.choose(sorted(others), units))
+
+    def begin(self, suits: Callable[[Published], bool]) -> Fetched | None:
+        """The weights of any other peer that `suits`; what was asked for before is no longer wanted. None: nobody's can
+        be decoded, or they do not come in time.
+        """
+        self.late, self._coming = self._coming or self.late, None
+        tried: set[str] = set()
+
+        def choose(others: Mapping[str, Published]) -> str | None:
+            return self.partners.any_of(
+                sorted(name for name, one in others.items() if name not in tried and suits(one))
+            )
+
+        while True:
+            coming = self._begin_to_read(choose)
+            found = self.answer()
+            if found or not self._asked or not coming.done() or coming.exception():
+                return found
+            tried.add(self._asked)
 
     def answer(self) -> Fetched | None:
         """What was asked for, if it comes in time; the score of whoever was asked changes accordingly.
@@ -166,10 +190,19 @@ class Exchange:
         report.bytes, self._told_bytes = read - self._told_bytes, read
         return report
 
-    def _read(self, units: int) -> Read | None:
+    def forget(self) -> None:
+        """Report no exchange: the weights are again as they were before."""
+        self._report.met = {}
+
+    def _begin_to_read(self, choose: Choose) -> "Future[Read | None]":
+        self._asked = ""
+        self._coming = self._helper.submit(self._read, choose)
+        return self._coming
+
+    def _read(self, choose: Choose) -> Read | None:
         """In the helper's thread: another peer's weights; None: there is no other, or they cannot be had."""
         others = self._source.others()
-        chosen = self.partners.choose(sorted(others), units)
+        chosen = choose(others)
         if chosen is None or chosen not in others:
             return None
         self._asked = chosen

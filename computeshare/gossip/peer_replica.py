@@ -1,23 +1,23 @@
 """A peer's replica: keeps weights of its own, and averages them with another peer's before each unit."""
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
+import structlog
 
 from computeshare.codecs.base import Codec
 from computeshare.codecs.messages import decode_update, update_parts
 from computeshare.gossip.exchange import Exchange, Partners, Report, Source
 from computeshare.gossip.peer_weights import Published
+from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
 from computeshare.strategies.base import Averaging
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.training.work_units import AnyReplica, Compilation, Take, Update
 from computeshare.types import Message, Vector
 
-REFERENCES = 3
-"""Versions that are kept to decode other peers' weights."""
+log = structlog.get_logger()
 
 
 class PeerReplica:
@@ -45,12 +45,13 @@ class PeerReplica:
         self._codec, self._layout, self._token = codec, layout, token
         self.exchange = Exchange(averaging, source, partners, update_parts(layout), self._decode)
         self._references: dict[str, Vector] = {}
-        self._order: deque[str] = deque()
+        """Token to the parameters of the recent versions, the last one loaded last."""
         self._own: Weights | None = None
         self._before: tuple[Weights, int, Vector] | None = None
         """For `go_back`: the weights, the units made and the momentum."""
         self._momentum = np.empty(0, np.float32)
         self._units, self._loss, self._incarnation = 0, math.inf, ""
+        self._remarks = Seldom(REMARK_EVERY_S)
 
     @property
     def compilation(self) -> Compilation:
@@ -62,10 +63,10 @@ class PeerReplica:
     def load(self, weights: Weights) -> None:
         """Take a version as the reference from here on; also as this peer's weights, if the job was restored."""
         token = self._token()
+        self._references.pop(token, None)  # it may be loaded again
         self._references[token] = weights.parameters.copy()  # the next version may come into the same memory
-        self._order.append(token)
-        while len(self._order) > REFERENCES:
-            del self._references[self._order.popleft()]
+        for outdated in [*self._references][: -self._averaging.recent]:
+            del self._references[outdated]
         incarnation = token.partition(".")[0]
         if self._own is None or incarnation != self._incarnation:
             self._incarnation, self._units = incarnation, 0
@@ -87,7 +88,7 @@ class PeerReplica:
         self._units, self._loss = self._units + 1, update.loss
         self._own = Weights(own.parameters - self._outer_step(update.vector), update.buffers, own.counters)
         self.exchange.ask(self._units)
-        difference = self._references[self._order[-1]] - self._own.parameters
+        difference = self._references[next(reversed(self._references))] - self._own.parameters
         for bucket, where in enumerate(self._layout.buckets if take else ()):
             assert take
             take(bucket, difference[where])
@@ -99,7 +100,8 @@ class PeerReplica:
         self._before = self._own, self._units, self._momentum
 
     def go_back(self) -> None:
-        """Return to the weights of the last `mark`: the units since then do not count."""
+        """Return to the weights of the last `mark`: the units since then do not count, nor does what was exchanged."""
+        self.exchange.forget()
         if self._before:
             self._own, self._units, self._momentum = self._before
 
@@ -108,19 +110,19 @@ class PeerReplica:
         return self.exchange.report()
 
     def _start(self, reference: Weights) -> None:
-        """Begin with a random other peer's weights, else with the reference."""
+        """Begin with the weights of a random other peer that has the same reference, else with the reference itself."""
         self._own = replace(reference, parameters=reference.parameters.copy())
-        self.exchange.answer()  # of what was asked for before: those weights are no longer wanted
-        self.exchange.ask(0, always=True)
-        if found := self.exchange.answer():
+        if found := self.exchange.begin(lambda published: published.token in self._references):
             self._own = Weights(found.parameters, found.buffers, reference.counters)
         self._momentum = np.zeros_like(self._own.parameters if self._averaging.outer_momentum else self._momentum)
         self._before = None
 
     def _decode(self, published: Published, message: Message) -> tuple[Vector, Vector] | None:
-        """None: the other has another reference, for a moment."""
+        """None: the other has another reference, for which neither is to blame."""
         reference = self._references.get(published.token)
         if reference is None:
+            why = "its weights are a difference from a version that was not loaded here"
+            self._remarks.tell(log.warning, "no exchange", version=published.token, reason=why)
             return None
         difference, buffers = decode_update(self._codec, message, self._layout, np.empty_like(reference))
         return np.subtract(reference, difference, out=difference), buffers.copy()

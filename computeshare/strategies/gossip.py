@@ -21,9 +21,9 @@ class GossipStrategy(Strategy):
     `every` steps it averages them with another peer's, read from the broker while it published its own; after it, an
     outer step with Nesterov momentum on what the unit changed (NoLoCo, arXiv:2506.10911).
 
-    Nobody waits for a mean over all: a version is the mean of the peers' newest weights, for scores, checkpoints and
-    workers that join. Peers take its weights as the reference from which their published weights are differences, so
-    that a lossy codec rounds small numbers.
+    Nobody waits for a mean over all: a version is the mean of the newest weights of all peers that are there, for
+    scores, checkpoints and workers that join. Peers take its weights as the reference from which their published
+    weights are differences, so that a lossy codec rounds small numbers.
     """
 
     suits: ClassVar[str] = "averages in pairs, without waiting for others"
@@ -54,6 +54,13 @@ class GossipStrategy(Strategy):
         le=LARGEST_ROUND,
         title="Units per version",
         description="a version is made after so many units of any peers",
+    )
+    max_staleness: Annotated[int, Control(ROUND, None)] = Field(
+        2,
+        ge=0,
+        le=20,
+        title="Maximum staleness",
+        description="in versions; a staler unit is discarded, and its peer returns to its weights from before it",
     )
     interpolation: Literal["constant", "clock", "loss"] = Field(
         "constant",
@@ -110,8 +117,8 @@ class GossipStrategy(Strategy):
 
     @property
     def recent(self) -> int:
-        """The current version and the two before: peers change their reference when they come to it."""
-        return 3
+        """`max_staleness` versions and the current one: peers change their reference when they come to it."""
+        return 1 + self.max_staleness
 
     @property
     def inner(self) -> OptimizerSpec:
@@ -135,13 +142,13 @@ class GossipStrategy(Strategy):
 
     @property
     def extra_vectors(self) -> int:
-        """Own weights now and before the unit, three references, the other's weights, the difference, inner state, and
+        """Own weights now and before the unit, the references, the other's weights, the difference, inner state, and
         the momentum now and before the unit.
         """
-        return 7 + (1 if self.inner_optimizer.name == "SGD" else 2) + 2 * (self.outer_momentum > 0)
+        return 4 + self.recent + (1 if self.inner_optimizer.name == "SGD" else 2) + 2 * (self.outer_momentum > 0)
 
     def gradient(self, updates: Iterable[Vector], about: Contributions, out: Vector | None = None) -> Vector:
-        """The version's weights minus the mean of the peers' weights, weighted by samples."""
+        """The version's weights minus the mean of the peers' weights, weighted by samples of their units."""
         return mean(updates, about.samples, out)
 
     def share(self, own: tuple[int, float], other: tuple[int, float]) -> float:

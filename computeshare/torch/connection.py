@@ -15,6 +15,7 @@ from computeshare.codecs.registry import CODECS
 from computeshare.errors import SettingsError
 from computeshare.gossip.exchange import Exchange, Partners
 from computeshare.gossip.peer_weights import GroupWeights, Published
+from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
 from computeshare.strategies.base import Averaging
 from computeshare.strategies.registry import parse_strategy
 from computeshare.tasks.modules import layout_of, load_weights, weights_of
@@ -40,6 +41,7 @@ class Connection:
         self._helper = ThreadPoolExecutor(1, "publishing")
         self._sending: Future[None] | None = None
         self._units = 0
+        self._remarks = Seldom(REMARK_EVERY_S)
         self.met: dict[str, Any] = {}
         """Of the last exchange: `peer`, `share` and `distance`; empty before the first."""
 
@@ -95,7 +97,7 @@ class Connection:
     def _decode(self, published: Published, message: Message) -> tuple[Vector, Vector] | None:
         """None: the other trains another model."""
         if published.token != self._token:
-            log.warning("a process of the group trains another model", name=self.name)
+            self._remarks.tell(log.warning, "a process of the group trains another model", name=self.name)
             return None
         parameters, buffers = decode_update(self._codec, message, self._layout)
         return parameters, buffers

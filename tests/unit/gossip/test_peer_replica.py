@@ -1,11 +1,13 @@
 """Peers average weights of their own: what they publish, with whom, and what a failure changes."""
 
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import wait as wait_for
 from threading import Event
 
 import numpy as np
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
+from structlog.testing import capture_logs
 
 from computeshare.codecs.messages import encode_update
 from computeshare.codecs.registry import CODECS, EXACT
@@ -93,7 +95,7 @@ def has_read(found: PeerReplica) -> None:
     """Wait until a peer has read what it asked for."""
     coming = found.exchange._coming
     assert coming
-    coming.result(30)
+    wait_for([coming], 30)
 
 
 def test_alone_it_steps_from_its_own_weights_and_publishes_the_difference_from_the_version() -> None:
@@ -232,6 +234,66 @@ def test_weights_from_another_reference_are_left_out_and_cost_no_score() -> None
     found, _, _ = peer(Board(other=(SECOND, message(-8))))
     assert [found.compute(unit).vector[0] for unit in range(3)] == [-1, -2, -3]
     assert found.exchange.partners._scores == {}
+
+
+def test_a_peer_that_joins_begins_with_any_whose_reference_it_has() -> None:
+    others = {f"away{number}": (SECOND, message(-1)) for number in range(9)} | {"other": (FIRST, message(-8))}
+    found, stepper, _ = peer(Board(**others))
+    found.compute(0)
+    assert stepper.loaded.parameters.tolist() == [8] * SIZE
+
+
+def test_a_peer_that_joins_passes_over_weights_that_are_not_valid_or_just_replaced() -> None:
+    bad = {f"bad{number}": (FIRST, message(np.nan)) for number in range(4)}
+    board = Board(**bad, moved=(FIRST, message(-1)), other=(FIRST, message(-8)))
+    read = board.read
+    moved = Published(SECOND, 7, 0.25, 0), message(-1)
+    board.read = lambda worker, parts: moved if worker == "moved" else read(worker, parts)  # type: ignore[method-assign]
+    found, stepper, _ = peer(board)
+    found.compute(0)
+    assert stepper.loaded.parameters.tolist() == [8] * SIZE
+
+
+def test_what_cannot_be_decoded_is_told_and_seldom() -> None:
+    found, _, _ = peer(Board(other=(SECOND, message(-8))))
+    with capture_logs() as told:
+        for unit in range(5):
+            found.compute(unit)
+    assert [(one["event"], one["version"]) for one in told] == [("no exchange", SECOND)]
+    assert found._remarks.passes("no exchange") is None and found._remarks._held["no exchange"] == 4, "all are counted"
+
+
+def test_after_a_restore_nobody_is_blamed_for_what_is_no_longer_wanted() -> None:
+    board = Board(other=(FIRST, message(-8)))
+    found, stepper, current = peer(board)
+    board.error = RedisConnectionError("gone")
+    found.compute(0)
+    has_read(found)
+    board.error, board.published, current[0] = None, {}, RESTORED
+    found.load(weights(5))
+    found.compute(1)
+    assert stepper.loaded.parameters.tolist() == [5] * SIZE
+    assert found.exchange.partners._scores == {"other": 1.0}
+
+
+def test_a_version_that_is_loaded_again_is_still_one_reference() -> None:
+    found, _, current = peer(Board())
+    for token in (FIRST, SECOND, SECOND, FIRST, RESTORED, SECOND, FIRST):
+        current[0] = token
+        found.load(weights(5))
+    assert found.compute(0).vector.tolist() == [-1] * SIZE
+
+
+def test_a_unit_that_is_lost_reports_no_exchange() -> None:
+    board = Board(other=(FIRST, message(-8)))
+    found, stepper, _ = peer(board)
+    found.compute(0)
+    found.mark()
+    stepper.interrupted = True
+    with pytest.raises(Interrupted):
+        found.compute(1)
+    found.go_back()
+    assert found.report().met == {}
 
 
 def test_weights_from_a_version_that_is_loaded_after_they_were_read_are_used() -> None:

@@ -83,3 +83,17 @@ def test_the_spread_is_the_squared_distance_from_the_mean(count: int) -> None:
         assert np.array_equal(passed, vectors[:, where])
     exact = np.square(vectors - vectors.astype(float).mean(axis=0)).sum()
     assert spread.square == pytest.approx(exact, rel=0.03, abs=1e-12)
+
+
+def test_a_mean_stands_for_the_vectors_it_is_of() -> None:
+    vectors = RNG.normal(loc=1000, scale=1e-2, size=(7, 400)).astype(np.float32)
+    aside = vectors[4:].astype(float).mean(axis=0)
+    spread = Spread(float(np.square(vectors[4:] - aside).sum()))
+    assert len([*spread.of([*vectors[:4], aside.astype(np.float32)], [1, 1, 1, 1, 3])]) == 5
+    exact = np.square(vectors - vectors.astype(float).mean(axis=0)).sum()
+    assert spread.square == pytest.approx(exact, rel=0.03)
+
+
+def test_a_peer_keeps_as_many_references_as_its_units_may_be_stale() -> None:
+    strategy = GossipStrategy(max_staleness=5)
+    assert strategy.recent == 6 and strategy.extra_vectors == GossipStrategy().extra_vectors + 3
