@@ -1,5 +1,6 @@
 """The server's optimizer: any `torch.optim` optimizer of the catalog, on flat vectors, with a safetensors state."""
 
+import copy
 import functools
 import inspect
 import json
@@ -164,7 +165,8 @@ def dump_state(name: str, optimizer: torch.optim.Optimizer, parameters: Sequence
 
 
 def load_state(name: str, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], blob: Blob) -> None:
-    """Restore the state from `dump_state`, of the same optimizer over tensors of the same shapes in the same order.
+    """Restore the state from `dump_state`, of the same optimizer over tensors of the same shapes in the same order; for
+    an element-wise one, over the same values in pieces of any sizes.
 
     The settings stay as they are: a fork may have another learning rate. If `blob` is writable, the optimizer works in
     its memory; else it gets copies.
@@ -181,6 +183,8 @@ def load_state(name: str, optimizer: torch.optim.Optimizer, parameters: Sequence
             states[int(index)][key] = torch.from_numpy(tensor if tensor.flags.writeable else tensor.copy())
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise ArtifactError(f"the optimizer's state is damaged ({error}): take an earlier checkpoint") from error
+    if kind == name and name in BY_VALUE:
+        states = _in_pieces(states, [parameter.numel() for parameter in parameters])
     if (kind, len(states)) != (name, len(parameters)):
         raise ArtifactError(
             f"the state is that of {kind} over {len(states)} tensors, not of {name} over {len(parameters)}"
@@ -189,6 +193,28 @@ def load_state(name: str, optimizer: torch.optim.Optimizer, parameters: Sequence
         raise ArtifactError("the state is that of another model: its tensors are of other sizes")
     optimizer.state.clear()
     optimizer.state.update({p: _placed(s, p) for p, s in zip(parameters, states, strict=True) if s})
+
+
+def _in_pieces(states: list[dict[str, Any]], sizes: list[int]) -> list[dict[str, Any]]:
+    """The states of an element-wise optimizer's pieces, cut into pieces of these sizes; as they are if they fit, or
+    belong to another number of values.
+    """
+    lengths = [
+        {key: value.numel() for key, value in one.items() if isinstance(value, Tensor) and value.ndim} for one in states
+    ]
+    vectors = [*lengths[0]] if lengths else []
+    known = [[one.get(key, 0) for one in lengths] for key in vectors]
+    if any(0 in one or sum(one) != sum(sizes) for one in known):
+        return states
+    if len(states) == len(sizes) and all(one == sizes for one in known):
+        return states
+    first = {key: value for one in states[:1] for key, value in one.items() if key not in vectors}
+    found = [copy.deepcopy(first) for _ in sizes]
+    for key in vectors:
+        joined = torch.cat([state[key].flatten() for state in states])
+        for state, piece in zip(found, torch.split(joined, sizes), strict=True):
+            state[key] = piece
+    return found
 
 
 def _fits(state: dict[str, Any], parameter: Tensor) -> bool:

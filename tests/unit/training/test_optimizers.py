@@ -1,5 +1,6 @@
 """The server's optimizer: torch's own steps on flat vectors, and a state that survives as bytes."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch import nn
 
 from computeshare.errors import ArtifactError, ShapeError, SpecError
 from computeshare.jobspec.catalog import catalog
-from computeshare.jobspec.optimizer_spec import OptimizerSpec
+from computeshare.jobspec.optimizer_spec import BY_VALUE, OptimizerSpec
 from computeshare.jobspec.schedule import StepRules
 from computeshare.tasks.modules import layout_of, weights_of
 from computeshare.tensors.layout import Layout
@@ -85,6 +86,21 @@ def test_a_fresh_optimizer_goes_on_from_the_dumped_state_to_the_bit(
     expected = run(through, middle, steps[before:])
     assert run(resumed, middle, steps[before:]).tobytes() == expected.tobytes()
     assert dumped(resumed) == dumped(through)
+
+
+@pytest.mark.parametrize(("name", "arguments"), [one for one in VARIANTS if one[0] in BY_VALUE], ids=str)
+@pytest.mark.parametrize(("before", "after"), [((), (17, 90)), ((17, 90), ()), ((17, 90), (40, 50, 100))], ids=str)
+def test_a_state_goes_on_where_buckets_begin_at_other_places(
+    name: str, arguments: dict[str, Any], before: tuple[int, ...], after: tuple[int, ...]
+) -> None:
+    """As a job goes on that is forked from one whose model was split elsewhere, or not at all."""
+    module = model()
+    layout, spec = layout_of(module), OptimizerSpec(name=name, **arguments)
+    start, steps = weights_of(module, layout).parameters, gradients(layout, 4)
+    one, other = (ServerOptimizer(replace(layout, cuts=cuts), spec) for cuts in (before, after))
+    middle = run(one, start, steps[:2])
+    other.load(dumped(one))
+    assert run(other, middle, steps[2:]).tobytes() == run(one, middle, steps[2:]).tobytes()
 
 
 def test_a_state_that_was_loaded_stays_in_the_memory_that_it_was_given_in() -> None:
