@@ -1,5 +1,6 @@
 """A job reducer on a real broker, and workers moved by hand."""
 
+import shutil
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 from redis import Redis
 
+from computeshare.checkpoints.store import Artifacts
 from computeshare.codecs.messages import decode_weights, encode_update, weights_parts
 from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.spec import JobSpec
@@ -130,6 +132,21 @@ class Job:
         state = self.store.read()
         assert state is not None
         return state.token.digest16
+
+
+def forked(start: Callable[..., Job], parent: Job, version: int, with_state: bool, **changes: Any) -> Job:
+    """A job that begins at a version of another, as the control plane hands it over, not opened yet."""
+    child = start(**changes)
+    child.reducer.close()
+    child.store.purge()
+    source = Artifacts(parent.root, parent.job_id)
+    token = next(token for token in source.tokens() if token.version == version)
+    shutil.rmtree(child.root)
+    artifacts = Artifacts(child.root, child.job_id)
+    origin = artifacts.adopt(source.path(token), source.manifest(token).sha256, with_state)
+    child.store.publish(child.spec.model_dump_json(), str(origin))
+    child.reducer = child.new_reducer()
+    return child
 
 
 @pytest.fixture

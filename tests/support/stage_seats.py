@@ -5,7 +5,11 @@ import os
 import signal
 import threading
 import uuid
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.keys import JobKeys
@@ -13,6 +17,7 @@ from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.scripts import Scripts
 from computeshare.protocol.worker_session import WorkerSession
 from computeshare.settings import Settings
+from computeshare.tasks.modules import drawn_from
 from computeshare.transport.connections import connect
 from computeshare.transport.wire import Wires
 from tests.support.rounds import take_seat
@@ -23,10 +28,11 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(PRELOADED)
 
 
-def hold(url: str, job_id: str, worker: str) -> None:
+def hold(url: str, job_id: str, worker: str, data: Path | None, build: Callable[[], nn.Module] | None) -> None:
     """Take part in a job until SIGTERM or its end, as a seat does."""
     import torch
 
+    from computeshare.tasks.images.classification import ImageClassification
     from computeshare.worker.seat.lease_keeper import LeaseKeeper
     from computeshare.worker.seat.seat_loop import SeatStatus
     from computeshare.worker.seat.seat_setup import SeatMemory
@@ -34,13 +40,15 @@ def hold(url: str, job_id: str, worker: str) -> None:
     from computeshare.worker.stages.stage_setup import await_stages, open_stages
 
     torch.set_num_threads(1)
+    if build:
+        ImageClassification.module = drawn(build)  # type: ignore[method-assign]
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     redis = connect(url)
     rounds = RoundStore(redis, job_id)
     plan, spec = await_stages(rounds, stop), rounds.spec()
     assert plan and spec
-    setup = open_stages(JobSpec.model_validate_json(spec), "cpu", Settings(), plan)
+    setup = open_stages(JobSpec.model_validate_json(spec), "cpu", Settings(data=data), plan)
     memory = SeatMemory(setup.spec, setup.memory, 0)
     session = WorkerSession(redis, job_id, worker, uuid.uuid4().hex)
     take_seat(session)
@@ -51,12 +59,30 @@ def hold(url: str, job_id: str, worker: str) -> None:
     session.leave("left")
 
 
+def drawn(build: Callable[[], nn.Module]) -> Callable[[Any, int], nn.Module]:
+    """A method `module` of tasks: a module drawn from the seed."""
+
+    def module(_: Any, seed: int) -> nn.Module:
+        with drawn_from(seed):
+            return build()
+
+    return module
+
+
 class Seat:
     """A worker's seat in a process."""
 
-    def __init__(self, url: str, job_id: str, worker: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        job_id: str,
+        worker: str,
+        data: Path | None = None,
+        build: Callable[[], nn.Module] | None = None,
+    ) -> None:
+        """`data`: the folder of data sets; `build`: makes the model, in place of the job's image classifier."""
         self._url, self.job_id, self.worker = url, job_id, worker
-        self._process: Any = PROCESSES.Process(target=hold, args=(url, job_id, worker), daemon=True)
+        self._process: Any = PROCESSES.Process(target=hold, args=(url, job_id, worker, data, build), daemon=True)
         self._process.start()
 
     def leave(self) -> None:

@@ -50,12 +50,15 @@ def test_one_worker_two_and_two_that_die_make_the_same_weights(plane: ControlPla
     assert all(np.abs(found[name] - values).max() < 1e-5 for name, values in expected.items())
 
 
-def test_a_replay_of_a_pipeline_matches(plane: ControlPlane) -> None:
+def test_a_replay_of_a_pipeline_matches_and_a_fork_goes_on(plane: ControlPlane) -> None:
     job = plane.finish(plane.create(**SPEC | {"rounds": 10}, **PIPELINE, workers={"min": 2, "max": 2}))
     with Client(plane.url, (plane.home / "token").read_text().strip()) as client:
         replay = Replay(client, job["id"], plane.home / "data")
         assert [one.version for one in replay.run()] == [*range(1, 11)]
         assert replay.verdict().outcome == "matches"
+    request = {"version": 10, "spec": {"rounds": 5}}
+    child = plane.finish(plane.http.post(f"/v1/jobs/{job['id']}/fork", json=request).json()["id"])
+    assert (child["version"], child["forked_from"]["sha256"]) == (5, job["weights_sha256"])
 
 
 def test_a_model_that_no_worker_may_hold_trains_on_two(plane: ControlPlane, shakespeare_dir: Path) -> None:

@@ -35,71 +35,17 @@ from computeshare.worker.seat.seat_setup import SeatMemory
 from computeshare.worker.stages.chain_replica import TURN_BITS, Order
 from computeshare.worker.stages.stage_loop import StageLoop, StageSeat, join_members
 from computeshare.worker.stages.stage_setup import StageSetup, await_stages, open_stages
+from tests.support.chain_runs import FIELDS, PIPELINE, ROUNDS, Run, digests, losses
 from tests.support.job_reducer import Job
 from tests.support.rounds import events, take_seat, unseen
 from tests.support.stage_seats import Seat
 from tests.support.wait import wait_until
-
-ROUNDS = 5
-FIELDS: dict[str, Any] = {"micro_batch": 16, "accumulate": 4, "micro_batches_per_round": 2, "rounds": ROUNDS}
-FIELDS |= {"codec": {"up": "float32", "down": "float32"}}
-PIPELINE: dict[str, Any] = {"kind": "pipeline", "stages": 2}
 
 
 def setup_of(job: Job) -> StageSetup:
     plan = await_stages(job.store, threading.Event())
     assert plan is not None
     return open_stages(job.spec, "cpu", Settings(), plan)
-
-
-def train(job: Job, at_version: Callable[[int], None] = lambda version: None, patience_s: float = 120) -> None:
-    """Have the reducer make versions until the job's last."""
-    deadline, seen = time.monotonic() + patience_s, -1
-    while time.monotonic() < deadline:
-        state = job.store.read()
-        assert state is not None
-        if state.version != seen:
-            seen = state.version
-            at_version(seen)
-        if seen == job.spec.rounds_total:
-            return
-        job.reducer.advance()
-        time.sleep(0.01)
-    raise AssertionError(f"the job stands at version {seen}")
-
-
-def digests(job: Job) -> list[str]:
-    return [event["sha256"] for event in events(job.store, "version")]
-
-
-def losses(job: Job) -> list[float]:
-    return [event["loss"] for event in events(job.store, "version")]
-
-
-Run = Callable[..., Job]
-
-
-@pytest.fixture
-def run(start: Callable[..., Job], redis_url: str) -> Run:
-    """Trains a job to its end with some workers; `at` is called with each version, the seats, and what adds a seat."""
-
-    def run(workers: int, at: Callable[..., None] | None = None, **changes: Any) -> Job:
-        job = start(**FIELDS | {"strategy": PIPELINE} | changes)
-        seats: list[Seat] = []
-
-        def add() -> None:
-            seats.append(Seat(redis_url, job.job_id, f"worker{len(seats)}"))
-
-        for _ in range(workers):
-            add()
-        try:
-            train(job, (lambda version: at(version, seats, add)) if at else lambda version: None)
-        finally:
-            for seat in seats:
-                seat.leave()
-        return job
-
-    return run
 
 
 @pytest.fixture(scope="module")

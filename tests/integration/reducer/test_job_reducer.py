@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from computeshare.reducer.round_handler import RoundHandler
 from computeshare.strategies import averages
 from computeshare.tensors import layout
 from computeshare.types import Token
-from tests.support.job_reducer import Hand, Job, Spoil
+from tests.support.job_reducer import Hand, Job, Spoil, forked
 from tests.support.rounds import take_seat
 from tests.support.wait import wait_until
 
@@ -740,21 +739,6 @@ def test_a_worker_weighs_what_the_plan_says_and_not_what_it_says_itself(start: C
     events: Any = job.redis.xrange(job.store.keys.events())
     version = next(json.loads(fields[b"data"]) for _, fields in events if fields[b"type"] == b"version")
     assert {samples for _, _, samples in version["counted"]} == {16}
-
-
-def forked(start: Callable[..., Job], parent: Job, version: int, with_state: bool, **changes: Any) -> Job:
-    """A job that begins at a version of another, as the control plane hands it over, not opened yet."""
-    child = start(**changes)
-    child.reducer.close()
-    child.store.purge()
-    source = Artifacts(parent.root, parent.job_id)
-    token = next(token for token in source.tokens() if token.version == version)
-    shutil.rmtree(child.root)
-    artifacts = Artifacts(child.root, child.job_id)
-    origin = artifacts.adopt(source.path(token), source.manifest(token).sha256, with_state)
-    child.store.publish(child.spec.model_dump_json(), str(origin))
-    child.reducer = child.new_reducer()
-    return child
 
 
 @pytest.mark.parametrize(

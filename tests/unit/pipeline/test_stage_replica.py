@@ -20,29 +20,12 @@ from computeshare.pipeline.stage_replica import StageReplica
 from computeshare.tasks.base import Task
 from computeshare.tasks.images.classification import ImageClassification
 from computeshare.types import Vector
+from tests.support.residual import Residual
 
 PLAN = Plan(seed=7, samples=22, micro_batch=8, micro_batches_per_round=2, accumulate=4)
 """Its third micro-batch has 6 samples: its pieces are as large as the others', but one less."""
 UNEVEN = Plan(seed=7, samples=13, micro_batch=8, micro_batches_per_round=2, accumulate=2)
 """Its second micro-batch has 5 samples, in pieces of 4 and 1."""
-
-
-class Residual(nn.Module):
-    """A perceptron with skips over several layers, normalisation, and a value that is used at three places."""
-
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.first = nn.Linear(64, 24)
-        self.layers = nn.ModuleList(nn.Linear(24, 24) for _ in range(4))
-        self.norms = nn.ModuleList(nn.BatchNorm1d(24) for _ in range(4))
-        self.dropout, self.last = nn.Dropout(dropout), nn.Linear(24, 10)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        start = self.first(inputs.flatten(1))
-        values = start
-        for layer, norm in zip(self.layers, self.norms, strict=True):
-            values = self.dropout(norm(layer(values)).relu()) + values
-        return self.last(values + start)  # type: ignore[no-any-return]
 
 
 RESIDUAL, RESNET = task_with(Residual), ImageClassification("digits", "resnet18", (3, 16, 16))
