@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import psutil
 import structlog
 
 from computeshare.errors import SettingsError
-from computeshare.training.memory import DeviceMemory
+from computeshare.training.memory import DeviceMemory, machine_bytes
 from computeshare.types import Kind
 
 if TYPE_CHECKING:
@@ -131,8 +130,8 @@ def check(preference: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device in the words of `describe`, and the memory that it computes with: a GPU's own with CUDA, else the
-    machine's.
+    """A device in the words of `describe`, and the memory that it computes with: a GPU's own with CUDA, else what
+    this process may have of the machine's.
     """
 
     described: str
@@ -143,7 +142,7 @@ def look(device: str) -> Device:
     """A device (`cuda:1`, `mps`, `cpu`), without torch: the driver's `nvidia-smi` tells about a GPU, if it answers."""
     names = device.split(",")
     first = names[0]
-    machine = Device(words_of([_words(first, platform.machine())] * len(names)), int(psutil.virtual_memory().total))
+    machine = Device(words_of([_words(first, platform.machine())] * len(names)), machine_bytes())
     if not first.startswith("cuda"):
         return machine
     visible = [one.strip() for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]

@@ -1,5 +1,6 @@
 """Memory use of this process: resident memory, and the device's memory. Importing this module does not import torch."""
 
+import contextlib
 import resource
 import sys
 from dataclasses import dataclass
@@ -49,13 +50,39 @@ def peak_bytes(device: "torch.device") -> int:
     return peak_resident_bytes()
 
 
+def machine_bytes(root: Path = Path("/")) -> int:
+    """What this process may have of the machine's memory: all of it, unless `ulimit -d` or a cgroup, such as a
+    container's, sets a limit.
+
+    Args:
+        root: has `proc` and `sys`.
+    """
+    own, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    limits = [] if own == resource.RLIM_INFINITY else [own]
+    with contextlib.suppress(OSError):  # no Linux
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers in ("", "memory"):
+                top = root / "sys/fs/cgroup" / controllers
+                limits += _cgroup_limits(top, path, "memory.limit_in_bytes" if controllers else "memory.max")
+    return min([int(psutil.virtual_memory().total), *limits])
+
+
+def _cgroup_limits(top: Path, path: str, name: str) -> list[int]:
+    """The limits of a cgroup and of those around it. In a container its own folder may be `top`, whatever the path."""
+    group = top / path.lstrip("/")
+    folders = [one for one in (group, *group.parents) if one.is_relative_to(top)]
+    texts = [(one / name).read_text().strip() for one in folders if (one / name).is_file()]
+    return [int(text) for text in texts if text.isdecimal()]  # else "max"
+
+
 def room_bytes(device: "torch.device") -> int:
-    """Total memory that the device computes with: the GPU's with CUDA, else the machine's."""
+    """Total memory that the device computes with: the GPU's with CUDA, else what this process may have here."""
     import torch
 
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return int(psutil.virtual_memory().total)
+    return machine_bytes()
 
 
 def used_bytes(device: "torch.device") -> int:

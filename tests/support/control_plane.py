@@ -77,10 +77,21 @@ class ControlPlane:
 
     @contextmanager
     def worker(
-        self, queue: str, name: str = "extra", *flags: str, home: Path | None = None, **variables: str
+        self,
+        queue: str,
+        name: str = "extra",
+        *flags: str,
+        home: Path | None = None,
+        limit_bytes: int = 0,
+        **variables: str,
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """One more worker, as a user starts it, here or on a machine with another `home`; ended with the block."""
+        """One more worker, as a user starts it, here or on a machine with another `home`; ended with the block.
+
+        `limit_bytes`: of the memory of each of its processes, by `ulimit -d`; 0: none.
+        """
         command = [sys.executable, "-m", "computeshare.worker.process", "--queue", queue, "--name", name, *flags]
+        if limit_bytes:
+            command = ["sh", "-c", f'ulimit -d {limit_bytes // 1024}; exec "$@"', "sh", *command]
         log = self.home / "logs" / f"worker-{name}.log"
         run = RunFile.read(self.home / "run.json")
         there = {"COMPUTESHARE_HOME": str(home), "COMPUTESHARE_REDIS_URL": run.redis_url} if home and run else {}

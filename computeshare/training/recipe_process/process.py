@@ -28,7 +28,7 @@ from computeshare.tasks.recipes import packages
 from computeshare.tasks.recipes.bundle import Bundle
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.training import devices
-from computeshare.training.memory import peak_resident_bytes, resident_bytes
+from computeshare.training.memory import machine_bytes, peak_resident_bytes, resident_bytes
 from computeshare.training.recipe_process import messages
 from computeshare.training.recipe_process.channel import Channel
 from computeshare.training.recipe_process.connection import STEP_LIMIT_S, Connection
@@ -122,7 +122,7 @@ class RecipeProcess:
         channel, descriptor = Channel(ours), allocate(self._layout)
         self._closing.callback(channel.close)
         package = packages.folder_of(files.bundle.package) if files.bundle.package else None
-        memory_bytes = self._limits.memory_bytes or int(MEMORY_SHARE * psutil.virtual_memory().total)
+        memory_bytes = self._limits.memory_bytes or int(MEMORY_SHARE * machine_bytes())
         try:
             process = start(
                 [sys.executable, "-m", _SERVER, str(theirs.fileno()), str(descriptor)],

@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ UP = ("--workers", "3", "--queue", "e2e")
 SPEC: dict[str, Any] = {name: DIGITS_MLP[name] for name in ("dataset", "model", "queue", "micro_batch")}
 SPEC |= {"rounds": 120, "accumulate": 4, "micro_batches_per_round": 2, "evaluate_every": 0, "checkpoint_every": 20}
 SPEC |= {"codec": {"up": "float32", "down": "float32"}}
+LIMIT_BYTES = 1_650_000_000
+has_ulimit = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere ulimit -d bounds nothing")
 PIPELINE = {"strategy": {"kind": "pipeline", "stages": 2}}
 
 
@@ -61,19 +65,31 @@ def test_a_replay_of_a_pipeline_matches_and_a_fork_goes_on(plane: ControlPlane) 
     assert (child["version"], child["forked_from"]["sha256"]) == (5, job["weights_sha256"])
 
 
-def test_a_model_that_no_worker_may_hold_trains_on_two(plane: ControlPlane, shakespeare_dir: Path) -> None:
-    gpt = {"n_layer": 6, "n_head": 4, "n_embd": 768, "block_size": 16}
+@pytest.mark.parametrize(
+    ("limit", "why"),
+    [
+        pytest.param("--max-memory", "more than --max-memory allows", id="--max-memory"),
+        pytest.param("ulimit", "more than the device has", id="ulimit", marks=has_ulimit),
+    ],
+)
+@pytest.mark.sampled(1)
+def test_a_model_that_no_worker_can_hold_trains_on_two(
+    plane: ControlPlane, shakespeare_dir: Path, limit: str, why: str
+) -> None:
+    gpt = {"n_layer": 8, "n_head": 4, "n_embd": 768, "block_size": 16}
     spec: dict[str, Any] = {"dataset": "tinyshakespeare", "model": "gpt", "model_args": gpt, "queue": "small"}
-    spec |= {"micro_batch": 4, "accumulate": 2, "micro_batches_per_round": 1, "rounds": 3, "eval_batch": 256}
+    spec |= {"micro_batch": 4, "accumulate": 2, "micro_batches_per_round": 1, "rounds": 2, "eval_batch": 256}
     spec |= {"workers": {"min": 1, "max": 2}, "evaluate_every": 0, "checkpoint_every": 0}
-    limit = ("--max-memory", "1250MB")
-    shutil.copytree(shakespeare_dir / "tinyshakespeare", plane.home / "data" / "tinyshakespeare")
-    with plane.worker("small", "one", *limit), plane.worker("small", "two", *limit):
+    flags, limit_bytes = ((limit, str(LIMIT_BYTES)), 0) if limit == "--max-memory" else ((), LIMIT_BYTES)
+    shutil.copytree(shakespeare_dir / "tinyshakespeare", plane.home / "data" / "tinyshakespeare", dirs_exist_ok=True)
+    with ExitStack() as block:
+        for name in ("one", "two"):
+            block.enter_context(plane.worker("small", name, *flags, limit_bytes=limit_bytes))
         alone = plane.create(**spec)
-        plane.until("the reason", lambda: "more than --max-memory allows" in str(plane.job(alone)["reason"]))
+        plane.until("the reason", lambda: why in str(plane.job(alone)["reason"]))
         plane.http.post(f"/v1/jobs/{alone}/cancel")
         spread = plane.create(**spec, **PIPELINE)
         plane.reach(spread, spec["rounds"])
     workers = plane.get(f"/v1/jobs/{spread}/workers")["items"]
     plane.http.post(f"/v1/jobs/{spread}/cancel")  # scoring a model of this size takes long
-    assert len(workers) == 2 and all(0 < worker["memory_bytes"] < 1250e6 for worker in workers)
+    assert len(workers) == 2 and all(0 < worker["memory_bytes"] < LIMIT_BYTES for worker in workers)

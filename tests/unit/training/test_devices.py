@@ -4,12 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
 from computeshare.errors import SettingsError
 from computeshare.training import devices
+from computeshare.training.memory import machine_bytes
 
 
 def test_the_device_asked_for_is_chosen() -> None:
@@ -84,7 +84,7 @@ def test_memory_is_the_gpus_own_with_cuda_and_else_the_machines(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c,0")
     assert devices.look("cuda:1") == devices.Device("cuda:1 (Tesla T4)", 16_384 * 2**20)
     driver.write_text("#!/bin/sh\nexit 6\n")
-    assert devices.look("cuda").memory_bytes == devices.look("cpu").memory_bytes == psutil.virtual_memory().total
+    assert devices.look("cuda").memory_bytes == devices.look("cpu").memory_bytes == machine_bytes()
 
 
 def test_devices_named_together_are_each_there() -> None:
