@@ -14,7 +14,7 @@ from api.jobs.history import EVENTS_ON_PAGE
 from api.main import create_app
 from api.pages.views import PER_PAGE
 from api.recipes.schemas import RecipeRequest
-from api.tables import Event, Job, Score, Submission, VersionRow, WorkerStat
+from api.tables import Event, Exchange, Job, Score, Submission, VersionRow, WorkerStat
 from computeshare.jobspec.spec import JobSpec
 from computeshare.queue import WorkerInfo, register, unregister
 from computeshare.settings import Settings
@@ -303,6 +303,44 @@ def test_the_table_of_stages_says_who_holds_what_and_how_busy_each_was_over_time
     assert "<svg" not in second, "one point is no course"
     told = pages.client.get(f"/v1/jobs/{job_id}/workers", headers={"accept": "application/json"}).json()
     assert [one["course"] for one in told["stages"]] == [[0.5, 0.75], [], [0.5, 0.75]] and told["bubble"] == 0.5
+
+
+def test_a_job_of_peers_shows_how_far_they_are_apart_and_who_averaged_with_whom(pages: Pages) -> None:
+    peers, plain, now = pages.create("running", strategy={"kind": "gossip"}), pages.create("running"), now_ms()
+    with pages.services.database.write() as session:
+        for job_id, consensus in ((peers, 0.25), (plain, None)):
+            for worker in ("w1", "w2", "w3"):
+                about = {"worker": worker, "name": f"mac {worker}", "device": "cpu", "joined_ms": now, "seen_ms": now}
+                session.add(WorkerStat(job_id=job_id, left_ms=now if worker == "w3" else None, **about))
+            of = {"job_id": job_id, "token": "1.1.aa", "incarnation": 1, "version": 1, "at_ms": now, "epoch": 0}
+            spent = {"samples": 8, "samples_per_s": 1, "bytes_up": 1, "bytes_down": 1}
+            session.add(VersionRow(**of, **spent, loss=0.5, consensus=consensus))
+        session.add(Exchange(job_id=peers, worker="w1", peer="w2", count=1400, distance=0.125))
+        session.add(Exchange(job_id=peers, worker="w3", peer="w1", count=7, distance=None))
+    for job_id in (peers, plain):
+        pages.change(job_id, version=1)
+    html = pages.get(f"/jobs/{peers}")
+    assert 'data-plot="consensus"' in html and "Consensus distance</h2>" in html
+    assert 'data-plot="staleness"' not in html, "their weights count as they are"
+    assert pages.client.get(f"/jobs/{peers}/data").json()["series"]["versions"]["consensus"] == [0.25]
+    headings, first, second, gone = html.split('id="exchanges"')[1].split("</table>")[0].split("<tr")[1:]
+    assert re.findall(r"with (mac \w+)", headings) == ["mac w1", "mac w2", "mac w3"]
+    assert re.findall(r"<td.*?</td>", first) == [
+        '<td class="number">–</td>',
+        '<td class="number heat-4">1,400 <span class="small muted">0.125</span></td>',
+        '<td class="number">–</td>',
+    ]
+    assert re.findall(r"<td.*?</td>", second) == ['<td class="number">–</td>'] * 3, "it has read nobody's yet"
+    assert 'class="gone"' in gone and re.findall(r"<td.*?</td>", gone)[0] == '<td class="number heat-1">7</td>'
+
+    told = pages.client.get(f"/v1/jobs/{peers}/workers", headers={"accept": "application/json"}).json()["exchanges"]
+    assert [(one["worker"], one["peer"], one["count"], one["distance"]) for one in told] == [
+        ("w1", "w2", 1400, 0.125),
+        ("w3", "w1", 7, None),
+    ]
+    html = pages.get(f"/jobs/{plain}")
+    assert 'data-plot="loss"' in html and "mac w1" in html
+    assert not re.search('data-plot="consensus"|Consensus|Exchanges|id="exchanges"', html)
 
 
 def test_one_more_worker_is_told_with_what_is_left_now_and_then(pages: Pages) -> None:
