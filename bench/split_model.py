@@ -15,7 +15,7 @@ from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.tasks.language_models import GptArgs
 from computeshare.pipeline.partition import StagePlan
 from computeshare.pipeline.splitter import split
-from computeshare.pipeline.stage_replica import StageReplica, StageUpdate
+from computeshare.pipeline.stage_replica import Mailbox, StageReplica, StageUpdate
 from computeshare.tasks.base import Task, TaskInstance
 from computeshare.tasks.images.classification import ImageClassification
 from computeshare.tasks.modules import drawn_from, layout_of, weights_of
@@ -110,8 +110,15 @@ class SplitModel:
         ends = np.cumsum([0, *(counts or [1] * self.staging.stages)]).tolist()
         return [self.replica(range(start, stop)) for start, stop in itertools.pairwise(ends)]
 
-    def compute(self, unit: int, *counts: int, replicas: Sequence[StageReplica] = ()) -> Result:
-        """Compute a unit, each worker in a thread of its own."""
+    def compute(
+        self, unit: int, *counts: int, replicas: Sequence[StageReplica] = (), mailboxes: Sequence[Mailbox] = ()
+    ) -> Result:
+        """Compute a unit, each worker in a thread of its own.
+
+        Args:
+            replicas: the workers; without them, new ones are made.
+            mailboxes: of each worker; without them, messages are exchanged in memory.
+        """
         mail = MemoryMail()
         workers = [*replicas] or self.replicas(*counts)
         vector = np.full(self.layout.parameters, np.nan, np.float32)
@@ -123,14 +130,15 @@ class SplitModel:
             taken.append(bucket)
             vector[self.layout.buckets[bucket]] = values
 
-        def work(worker: StageReplica) -> None:
+        def work(worker: StageReplica, mailbox: Mailbox) -> None:
             try:
-                updates.extend(worker.compute(unit, mail, take=take))
+                updates.extend(worker.compute(unit, mailbox, take=take))
             except BaseException as error:
                 errors.append(error)
                 mail.end()
 
-        threads = [threading.Thread(target=work, args=(worker,)) for worker in workers]
+        boxes = mailboxes or [mail] * len(workers)
+        threads = [threading.Thread(target=work, args=about) for about in zip(workers, boxes, strict=True)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -167,6 +175,6 @@ def task_with(build: Callable[[], nn.Module], shape: tuple[int, int, int] = (1, 
     return Custom("digits", "mlp", shape)
 
 
-def gpt(layers: int = 4, dropout: float = 0.0) -> Task:
-    args = GptArgs(n_layer=layers, n_head=2, n_embd=16, block_size=8, dropout=dropout)
+def gpt(layers: int = 4, dropout: float = 0.0, width: int = 16, block: int = 8) -> Task:
+    args = GptArgs(n_layer=layers, n_head=2, n_embd=width, block_size=block, dropout=dropout)
     return LanguageModel("tinyshakespeare", args)
