@@ -4,7 +4,8 @@
 
 Every trial appends a line to reliability-results.jsonl; stored trials on the same sources are not repeated.
 `reducer`: from SIGKILL of the active reducer to the next version; the next trial begins as soon as versions come again,
-whether or not another reducer stands by. `worker`: from SIGKILL of one of two workers and its
+whether or not another reducer stands by. `large reducer`: the same for `vgg16` with momentum, whose weights and
+optimizer state are half a gigabyte each. `worker`: from SIGKILL of one of two workers and its
 seat to the version of its round, completed by the other worker. `only worker`: the same for the only worker with
 leases, while an idle worker has to get the seat and load everything first. `broker`: from SIGKILL to the next version
 after the job was restored. `wake`: from SIGCONT of a worker stopped for some seconds to its next accepted submission.
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +44,29 @@ SPEC: dict[str, Any] = {
     "checkpoint_every": 500,
     "evaluate_every": 0,
 }
+LARGE: dict[str, Any] = {
+    "model": "vgg16",
+    "input": [3, 32, 32],
+    "micro_batch": 1,
+    "micro_batches_per_round": 1,
+    "optimizer": {"name": "SGD", "lr": 0.001, "momentum": 0.9},
+    "codec": {"up": "int8"},
+    "checkpoint_every": 0,
+}
+LARGE_TRIALS = 3
+"""The most trials with the large model."""
 PATIENCE_S = 120.0
 ASLEEP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A kind of trial, its number of seats, and the goal: the 95th percentile in seconds."""
+    """A kind of trial, its number of seats, the goal for every trial in seconds, and what its job has beside `SPEC`."""
 
     trial: Callable[["Trial"], float]
     seats: int
     goal_s: float
+    spec: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -163,6 +176,7 @@ class Trial:
 
 CASES = {
     "reducer": Case(Trial.reducer, 2, 5),
+    "large reducer": Case(Trial.reducer, 2, 10, LARGE),
     "worker": Case(Trial.worker, 2, 30),
     "only worker": Case(Trial.worker, 1, 30),
     "wake": Case(Trial.wake, 2, 10),
@@ -186,7 +200,7 @@ def measure(name: str, trials: int, sources: str) -> None:
     if first >= trials:
         return
     with tempfile.TemporaryDirectory() as folder, stage(Path(folder) / "home", workers=2) as up:
-        spec = {**SPEC, "workers": {"min": 1, "max": case.seats}}
+        spec = {**SPEC, **case.spec, "workers": {"min": 1, "max": case.seats}}
         trial = Trial(up, up.create(spec), case.seats, random.Random(first))
         for number in range(first, trials):
             trial.settle()
@@ -196,13 +210,12 @@ def measure(name: str, trials: int, sources: str) -> None:
 
 
 def table(sources: str) -> tuple[str, bool]:
-    """A table with a line for each case, and whether every goal was met."""
+    """A table with a line for each case, and whether every trial met its goal."""
     lines, met = [f"{'case':<14}{'trials':>8}{'median':>10}{'95 %':>10}{'worst':>10}{'goal':>8}"], True
     for name, case in CASES.items():
         if seconds := done(name, sources):
-            most = percentile(seconds, 0.95)
-            met = met and most <= case.goal_s
-            figures = f"{statistics.median(seconds):>10.2f}{most:>10.2f}{max(seconds):>10.2f}"
+            met = met and max(seconds) <= case.goal_s
+            figures = f"{statistics.median(seconds):>10.2f}{percentile(seconds, 0.95):>10.2f}{max(seconds):>10.2f}"
             lines.append(f"{name:<14}{len(seconds):>8}{figures}{case.goal_s:>8.0f}")
     return "\n".join(lines), met
 
@@ -215,8 +228,9 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left running
     sources = digest(PRODUCT)
+    trials = {"broker": options.broker_trials, "large reducer": min(LARGE_TRIALS, options.trials)}
     for name in options.case or CASES:
-        measure(name, options.broker_trials if name == "broker" else options.trials, sources)
+        measure(name, trials.get(name, options.trials), sources)
     text, met = table(sources)
     print(text)
     sys.exit(0 if met else 1)
