@@ -176,7 +176,7 @@ class Trial:
 
 CASES = {
     "reducer": Case(Trial.reducer, 2, 5),
-    "large reducer": Case(Trial.reducer, 2, 10, LARGE),
+    "large reducer": Case(Trial.reducer, 1, 10, LARGE),
     "worker": Case(Trial.worker, 2, 30),
     "only worker": Case(Trial.worker, 1, 30),
     "wake": Case(Trial.wake, 2, 10),

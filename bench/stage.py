@@ -55,7 +55,7 @@ class Stage:
             base_url=self.run_file().url, headers={"Authorization": f"Bearer {token}"}, timeout=10, trust_env=False
         )
         self.redis = Redis.from_url(self.run_file().redis_url, socket_timeout=2, retry=None)
-        self.workers = [self._start_worker(number) for number in range(workers)]
+        self.workers = [self.start_worker(number) for number in range(workers)]
 
     def run_file(self) -> RunFile:
         found = RunFile.read(self.home / "run.json")
@@ -143,9 +143,9 @@ class Stage:
             raise RuntimeError(f"computeshare up ended with {self.up.returncode}; logs in {self.home / 'logs'}")
         for number, worker in enumerate(self.workers):
             if worker.poll() is not None:
-                self.workers[number] = self._start_worker(number)
+                self.workers[number] = self.start_worker(number)
 
-    def _start_worker(self, number: int) -> subprocess.Popen[bytes]:
+    def start_worker(self, number: int, **environment: str) -> subprocess.Popen[bytes]:
         command = [
             sys.executable,
             "-m",
@@ -156,7 +156,8 @@ class Stage:
             f"hand-{number}",
         ]
         with open(self.home / "logs" / "hands.log", "ab") as log:
-            return subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, start_new_session=True)
+            given = {**self.environment, **environment}
+            return subprocess.Popen(command, env=given, stdout=log, stderr=log, start_new_session=True)
 
     def orphans(self, patience_s: float = 10.0) -> list[str]:
         """Processes with this stage's mark whose ancestors have ended, if they are still there after `patience_s`."""

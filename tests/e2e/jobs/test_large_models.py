@@ -28,7 +28,7 @@ ROOM_BYTES = 10e9
 """What the processes take together, generously: the broker alone holds three versions and two updates."""
 VGG16: dict[str, Any] = {"dataset": "digits", "model": "vgg16", "input": [3, 32, 32], "micro_batch": 1}
 VGG16 |= {"micro_batches_per_round": 1, "checkpoint_every": 0, "evaluate_every": 0}
-TAKEN_OVER_S = 30.0  # 10 on a machine that does nothing else
+TAKEN_OVER_S = 30.0
 has_room = pytest.mark.skipif(psutil.virtual_memory().available < ROOM_BYTES, reason="takes 10 GB of memory")
 
 
@@ -124,7 +124,11 @@ def reducers(tmp_path: Path) -> Iterator[Reducers]:
 
 @has_room
 def test_half_a_gigabyte_of_momentum_is_taken_over_once_by_whoever_comes_next(reducers: Reducers) -> None:
-    """Three kills: with everything stored, right behind a commit, and with a round to reduce."""
+    """Three kills: with everything stored, right behind a commit, and with a round to reduce.
+
+    The bound only tells a take-over from one that repeats for ever: other tests share the cores. The goal is 10 s, which
+    `python -m bench.recovery --case "large reducer"` measures.
+    """
     calm_s = 0.0
     for version in (1, 2):
         reducers.submit()
