@@ -126,8 +126,8 @@ def reducers(tmp_path: Path) -> Iterator[Reducers]:
 def test_half_a_gigabyte_of_momentum_is_taken_over_once_by_whoever_comes_next(reducers: Reducers) -> None:
     """Three kills: with everything stored, right behind a commit, and with a round to reduce.
 
-    The bound only tells a take-over from one that repeats for ever: other tests share the cores. The goal is 10 s, which
-    `python -m bench.recovery --case "large reducer"` measures.
+    The bound only tells a take-over from one that repeats for ever: other tests share the cores. The goal is 10 s,
+    which `python -m bench.recovery --case "large reducer"` measures.
     """
     calm_s = 0.0
     for version in (1, 2):
