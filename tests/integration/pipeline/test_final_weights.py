@@ -11,12 +11,12 @@ from computeshare.tasks.registry import task_of
 from tests.support.chain_runs import FIELDS, PIPELINE, Run, apart, digests, final_weights, finish
 from tests.support.job_reducer import Job, forked
 from tests.support.residual import Residual
-from tests.support.stage_seats import drawn
+from tests.support.stage_seats import Seat, drawn
 
 GPT = {"n_layer": 4, "n_head": 2, "n_embd": 32, "block_size": 16}
 MODELS: dict[str, dict[str, Any]] = {
     "residual": {},
-    "resnet18": {"model": "resnet18", "input": [3, 16, 16], "rounds": 2, "accumulate": 2, "micro_batches_per_round": 1},
+    "resnet18": {"model": "resnet18", "input": [3, 16, 16], "rounds": 3, "accumulate": 2, "micro_batches_per_round": 1},
     "gpt": {"dataset": "tinyshakespeare", "model": "gpt", "model_args": GPT},
 }
 SPLITS: dict[str, list[list[str]]] = {
@@ -25,6 +25,13 @@ SPLITS: dict[str, list[list[str]]] = {
     "gpt": [[], []],
 }
 """For two and for three stages; none: the job chooses."""
+
+
+def kill(version: int, seats: list[Seat], add: Callable[[], None]) -> None:
+    """Have two of the workers die in mid-run, each after another has come."""
+    if version in (1, 2):
+        add()
+        seats[version - 1].die()
 
 
 @pytest.mark.sampled(1)
@@ -36,8 +43,8 @@ def test_two_and_three_stages_end_with_the_weights_of_one_process(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same bits for two and three; those of one process too, where no weights are tied and no cut separates the
-    uses of a value that has three: their gradients then add up in another order.
+    """The same bits for two and for three, whose workers die; those of one process too, where no weights are tied
+    and no cut separates the uses of a value that has three: their gradients then add up in another order.
     """
     data: Path | None = request.getfixturevalue("shakespeare_dir") if name == "gpt" else None
     build = Residual if name == "residual" else None
@@ -51,7 +58,7 @@ def test_two_and_three_stages_end_with_the_weights_of_one_process(
     for stages, split in enumerate(SPLITS[name], 2):
         staged = PIPELINE | {"stages": stages} | ({"split": split} if split else {})
         job = start(**fields, strategy=staged)
-        finish(job, redis_url, stages, data=data, build=build)
+        finish(job, redis_url, stages, kill if stages == 3 else None, data=data, build=build)
         far = apart(final_weights(job), expected)
         assert max(far.values()) < 1e-5, max(far, key=lambda entry: far[entry])
         ends.add(digests(job)[-1])
