@@ -5,7 +5,7 @@
 `quarter-N`: `local` with N replicas on four workers, three that take two seconds for a replica and one that takes
 eight. They sleep that long in each replica, and compute next to nothing, so that the machine's cores are not the limit.
 `equal-*`: two workers that compute. Figures: units per second; their share of the summed speed; the last worker's share
-of the samples; samples begun by a second worker, per sample counted (backups waste at most that much).
+of the samples; samples begun by a second worker, per sample counted (backups waste at most that much); samples.
 """
 
 import argparse
@@ -74,9 +74,14 @@ def measure(up: Stage, case: Case, seconds: float) -> dict[str, float]:
     after = _figures(up, job_id, last)
     found = {name: after[name] - before[name] for name in after}
     up.call("POST", f"/v1/jobs/{job_id}/cancel")
-    summed = sum(1 / unit_s for unit_s in case.unit_s) if all(case.unit_s) else float("nan")
-    shares = {"share of speed": rate / summed, "last worker's": found["last"] / found["samples"]}
-    return {"units/s": rate, **shares, "twice": found["reassigned"] / found["counted"]}
+    result = {"units/s": rate}
+    if all(case.unit_s):
+        result["share of speed"] = rate / sum(1 / unit_s for unit_s in case.unit_s)
+    return result | {
+        "last worker's": found["last"] / found["samples"],
+        "twice": found["reassigned"] / found["counted"],
+        "samples": found["counted"],
+    }
 
 
 def _version(up: Stage, job_id: str) -> int:
