@@ -54,7 +54,7 @@ RESNET: dict[str, Any] = {"model": "resnet18", "input": [3, 32, 32], "micro_batc
 CASES = {
     **{f"quarter-{replicas}": Case(QUARTER, _local(replicas, 1)) for replicas in (4, 8, 16)},
     "equal-sync": Case((0.0, 0.0), RESNET),
-    "equal-local": Case((0.0, 0.0), {"model": "lenet5", "micro_batch": 32, **_local(8, 20)}),
+    "equal-local": Case((0.0, 0.0), {"model": "lenet5", "input": [1, 28, 28], "micro_batch": 32, **_local(8, 20)}),
 }
 
 
