@@ -308,7 +308,7 @@ class JobKeys:
         return self._key("disputes")
 
     def strikes(self) -> str:
-        """hash: worker to its number of refused submissions."""
+        """hash: machine (the first characters of its workers' ids) to the number of their refused submissions."""
         return self._key("strikes")
 
     def banned(self) -> str:

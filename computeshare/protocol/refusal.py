@@ -14,7 +14,7 @@ from computeshare.protocol.scripts import Scripts
 from computeshare.types import Token, machine_of
 
 BANNING_STRIKES = 5
-"""Refused submissions after which a worker is banned from the job."""
+"""Refused submissions of a machine, over all its workers, after which it is banned from the job."""
 
 Fault = Literal["damaged", "not_finite", "lost"]
 """Why an update is refused: damaged by its sender, not finite (a strike unless others agree), or lost by the broker."""

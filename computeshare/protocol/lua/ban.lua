@@ -5,11 +5,11 @@ local strikes_key, leases_key, backups_key, free_key = KEYS[5], KEYS[6], KEYS[7]
 local versions_key, events_key, audits_key, peers_key = KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local token, fence = ARGV[1], ARGV[2]
 local worker, reason = ARGV[3], ARGV[4]
-local strikes = tonumber(ARGV[5]) -- as many as ban a worker
+local strikes = tonumber(ARGV[5]) -- as many as ban a machine
 
 if has_moved_on(round_key, fence_key, token, fence) then return 0 end
 if redis.call("HSETNX", banned_key, worker, reason) == 0 then return 0 end
-redis.call("HSET", strikes_key, worker, strikes)
+redis.call("HSET", strikes_key, machine_of(worker), strikes)
 local newest = redis.call("HGET", sessions_key, worker) or ""
 redis.call("HDEL", sessions_key, worker)
 redis.call("HDEL", peers_key, worker)

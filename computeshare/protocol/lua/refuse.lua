@@ -1,6 +1,7 @@
 -- refuse.lua: refuse an accepted micro-batch whose update failed the reducer's checks. The micro-batch is free again,
--- and a closed round is reopened. A submission is one strike, however many of its micro-batches are refused. A worker
--- with too many strikes is banned from the job: its session ends, and it cannot join until a user lifts the ban.
+-- and a closed round is reopened. A submission is one strike, however many of its micro-batches are refused. The strikes
+-- of all workers of a machine count together. With too many, all of these are banned from the job: their sessions end,
+-- and no worker of the machine can join until a user lifts the ban.
 -- Returns {number of machines that sent NaN or infinity for this micro-batch, how often it was sent with such values,
 -- number of machines that sent such values for any micro-batch of the round, number of machines in the job}, or
 -- {-1, -1, -1, -1} if the version or the fence is outdated or another submission was accepted (nothing is changed).
@@ -40,7 +41,7 @@ if fault == "not_finite" then
   if strike then known[worker].strikes = known[worker].strikes + 1 end
   for one, of in pairs(known) do
     if machines > 1 and of.strikes > 0 then
-      redis.call("HINCRBY", strikes_key, one, -of.strikes)
+      redis.call("HINCRBY", strikes_key, machine_of(one), -of.strikes)
       append_event(events_key, "forgiven", cjson.encode({worker = one, strikes = of.strikes}))
       of.strikes = 0
     end
@@ -52,14 +53,18 @@ if fault == "not_finite" then
 end
 if strike then
   redis.call("HSET", answers_key, nonce_sha1, place .. "|refused")
-  local strikes = redis.call("HINCRBY", strikes_key, worker, 1)
-  if strikes >= banning_strikes and redis.call("HSETNX", banned_key, worker, reason) == 1 then
-    local newest = redis.call("HGET", sessions_key, worker)
-    redis.call("HDEL", sessions_key, worker)
-    redis.call("HDEL", peers_key, worker)
-    free_leases(leases_key, backups_key, audits_key, free_key, newest)
-    append_event(events_key, "banned",
-      cjson.encode({worker = worker, session = newest or "", strikes = strikes, reason = reason}))
+  local strikes = redis.call("HINCRBY", strikes_key, machine_of(worker), 1)
+  local banned = strikes >= banning_strikes and redis.call("HKEYS", sessions_key) or {}
+  if strikes >= banning_strikes then banned[#banned + 1] = worker end -- it may have left
+  for _, one in ipairs(banned) do
+    if machine_of(one) == machine_of(worker) and redis.call("HSETNX", banned_key, one, reason) == 1 then
+      local newest = redis.call("HGET", sessions_key, one)
+      redis.call("HDEL", sessions_key, one)
+      redis.call("HDEL", peers_key, one)
+      free_leases(leases_key, backups_key, audits_key, free_key, newest)
+      append_event(events_key, "banned",
+        cjson.encode({worker = one, session = newest or "", strikes = strikes, reason = reason}))
+    end
   end
 end
 wake(versions_key, "freed", 1)

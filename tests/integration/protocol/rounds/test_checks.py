@@ -6,6 +6,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import ResponseError
 
+from computeshare.errors import Banned
 from computeshare.protocol.limits import LINE_BYTES, NAME_CHARACTERS, WORKER_EVENT_BYTES
 from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.refusal import BANNING_STRIKES
@@ -147,6 +148,39 @@ def test_a_worker_is_banned_by_its_last_strike_and_not_before(
     assert take_seat(WorkerSession(redis, reducer.job_id, "liar", "new"), "seat of liar") == "banned"
     reducer.lift_ban("liar")
     join("liar", "pardoned")
+
+
+def test_the_strikes_of_all_workers_of_a_machine_count_together_and_ban_them_all(
+    redis: Redis, reducer: ReducerSession, join: Join
+) -> None:
+    k, honest = reducer.keys, join("machine2work")
+    workers = [join(f"machine1{name}") for name in ("one", "two", "three", "four", "five", "idle")]
+    for strike, sender in enumerate(workers[:BANNING_STRIKES]):
+        assert redis.hlen(k.banned()) == 0
+        [unit, *_] = sender.lease(str(ZERO)).micro_batches
+        assert send(sender, ZERO, unit, nonce=str(strike)) == "accepted"
+        reducer.refuse(ZERO, reducer.progress()[1][unit], "reason", "damaged")
+        sender.release()
+    assert redis.hgetall(k.strikes()) == {b"machine1": b"5"}
+    assert {*redis.hkeys(k.banned())} == {one.worker_id.encode() for one in workers}  # type: ignore[misc]
+    assert redis.hkeys(k.sessions()) == [b"machine2work"] and honest.lease(str(ZERO)).answer == "leased"
+    for one in workers:
+        with pytest.raises(Banned):
+            one.lease(str(ZERO))
+    assert {event["worker"] for event in events(reducer, "banned")} == {one.worker_id for one in workers}
+    assert reducer.lift_ban("machine1idle") and not redis.exists(k.strikes(), k.banned())
+
+
+def test_a_machine_that_left_before_its_last_strike_is_banned_all_the_same(
+    redis: Redis, reducer: ReducerSession, join: Join
+) -> None:
+    worker = join("machine1work")
+    worker.lease(str(ZERO))
+    assert send(worker, ZERO, 0) == "accepted"
+    worker.leave("done")
+    redis.hset(reducer.keys.strikes(), "machine1", BANNING_STRIKES - 1)
+    reducer.refuse(ZERO, reducer.progress()[1][0], "reason", "damaged")
+    assert redis.hkeys(reducer.keys.banned()) == [b"machine1work"]
 
 
 # Pausing
