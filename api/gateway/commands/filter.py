@@ -63,6 +63,7 @@ class CommandFilter:
         self._begun = 0  # of `unfinished`, on this connection
         self._asked: int | None = None  # parts that a transaction asks for at its end; None: there is none
         self._written: list[str] = []  # keys that the transaction writes
+        self._channel = b""  # the only one to which this connection may listen
         self._growing, self._grown = "", 0  # the key of a command that is still to come in part; its bytes so far
 
     async def passed(self, data: bytes) -> AsyncIterator[list[Piece]]:
@@ -152,6 +153,10 @@ class CommandFilter:
         if name in (b"EXEC", b"DISCARD"):
             found, self._asked = self._asked or 0, None
             return None, found if name == b"EXEC" else 0
+        if name == b"SUBSCRIBE":
+            self._channel = self._channel or head.arguments[1]
+            if self._channel != head.arguments[1]:  # UNSUBSCRIBE would have several replies
+                return f"{_shown(head)}: a connection listens to one channel", 0
         if name == b"MULTI":
             self._asked = self._asked or 0
         elif self._asked is not None:

@@ -16,6 +16,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect as websocket
 
 from api.gateway.app import Limits
+from api.gateway.commands.replies import MOST_OF_ONE, MOST_PARTS
+from api.gateway.refusals import Refusals
 from api.gateway.relay import REVOKED, SLOW
 from computeshare.cli.main import app as cli
 from computeshare.errors import SettingsError
@@ -30,8 +32,10 @@ from computeshare.transport.machine_key import MachineKey
 from computeshare.transport.wire import Wire
 from computeshare.worker.invite import Joined, introduction, join
 from tests.support.gateway import Plane, refusal, seated
+from tests.support.rounds import ZERO
 from tests.support.wait import wait_until
 from tests.support.websocket_frames import frame, head, upgraded
+from tests.unit.api.gateway.test_parser import framed
 
 PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
 
@@ -239,6 +243,28 @@ def test_a_peer_that_reads_nothing_is_cut_and_holds_little_memory(plane: Plane, 
     wait_until(lambda: plane.gateway.connections[machine] == 1)
     wait_until(lambda: plane.gateway.connections[machine] == 0)  # although it is never read
     raw.close()
+
+
+def test_replies_to_one_command_do_not_count_for_the_next_ones(plane: Plane, tmp_path: Path, redis: Redis) -> None:
+    """The broker answers UNSUBSCRIBE without a name once for each channel."""
+    machine, access = plane.joined(tmp_path)
+    _, keys = seated(redis, machine)
+    weights, parts = keys.weights(str(ZERO)), [b"%d" % part for part in range(MOST_OF_ONE)]
+    redis.hset(weights, mapping={part: bytes(500_000) for part in parts})
+    plane.gateway.refusals = Refusals(10_000)
+
+    def done(name: str) -> int:
+        return int(redis.info("commandstats").get(f"cmdstat_{name}", {"calls": 0})["calls"])
+
+    before = {name: done(name) for name in ("hmget", "unsubscribe")}
+    channels = [framed(b"SUBSCRIBE", RqKeys(f"{machine}{number:04}").channel().encode()) for number in range(16)]
+    blocked = framed(b"XREAD", b"BLOCK", b"20", b"STREAMS", keys.versions().encode(), b"0-0")
+    listening = blocked + b"".join(channels) + framed(b"UNSUBSCRIBE")
+    with upgraded(access) as raw:  # which is never read
+        raw.sendall(frame(20 * listening + 60 * framed(b"HMGET", weights.encode(), *parts)))
+        wait_until(lambda: done("unsubscribe") == before["unsubscribe"] + 20)
+        wait_until(lambda: plane.gateway._unread[machine].parts == MOST_PARTS)
+        assert done("hmget") - before["hmget"] <= MOST_PARTS // MOST_OF_ONE + 1
 
 
 def test_a_broker_that_is_away_is_said_so_and_waited_for(plane: Plane, tmp_path: Path) -> None:
