@@ -66,7 +66,8 @@ class LocalStrategy(RobustStrategy):
     inner_state: Literal["restart", "kept"] = Field(
         "restart",
         description="the inner optimizer's state: restart every round, or kept by the worker and handed over when it "
-        "leaves (then the weights depend on which workers took part)",
+        "leaves, unless its machine joined by an invite (then the weights depend on which workers took part); kept is "
+        "for combine mean",
     )
 
     @model_validator(mode="before")
@@ -88,6 +89,15 @@ class LocalStrategy(RobustStrategy):
             raise ValueError(
                 f"with a delay, an outer_lr of {lr:g} and an outer_momentum of {momentum:g} do not settle: "
                 f"set outer_lr to {DELAYED['outer_lr']} and outer_momentum to {DELAYED['outer_momentum']}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _hands_over_nothing_unseen(self) -> Self:
+        if self.inner_state == "kept" and self.combine != "mean":
+            raise ValueError(
+                f"combine {self.combine} does not see the inner optimizer's state, which a bad worker could hand over "
+                "to others as it likes: set inner_state to restart, or combine to mean"
             )
         return self
 

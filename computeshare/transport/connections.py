@@ -59,8 +59,12 @@ def is_next_door(redis: Redis) -> bool:
     An address like 127.0.0.1 does not prove that, since it may be the near end of a tunnel; nor does a forwarder's
     socket.
     """
-    path = redis.connection_pool.connection_kwargs.get("path")
-    return path is not None and not str(path).endswith(f"/{FORWARDED}")
+    return "path" in redis.connection_pool.connection_kwargs and not is_forwarded(redis)
+
+
+def is_forwarded(redis: Redis) -> bool:
+    """Whether the broker is reached through a gateway, as by machines that joined by an invite."""
+    return str(redis.connection_pool.connection_kwargs.get("path")).endswith(f"/{FORWARDED}")
 
 
 def by_loopback(redis: Redis) -> Redis:

@@ -211,8 +211,6 @@ def needed(head: Head) -> Needs:
 
 def _own_keys(head: Head) -> list[tuple[str, Own]]:
     """The keys of the machine's own that a permitted command writes or expires."""
-    if scripts.name_of(head.arguments) == "take_over":
-        return [found for key in head.arguments[3:5] if (found := policy.own(key))]
     found = policy.own_key(head.arguments)
     return [found] if found else []
 

@@ -24,7 +24,7 @@ from computeshare.protocol.keys import gateway as gateway_key
 from computeshare.transport.refusals import for_now
 
 MESSAGE_BYTES, MOST_MESSAGES = 1 << 30, 20_000
-"""The most bytes of a machine's messages (staged updates, inner states, probes), beyond what its jobs' rounds may take;
+"""The most bytes of a machine's messages (staged updates, probes), beyond what its jobs' rounds may take;
 and the most keys.
 """
 RECORD_BYTES, MOST_RECORDS = 1 << 26, 10_000

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from computeshare.bundles.exchange import KEYS_LIFE_S, WAIT_S
 from computeshare.protocol import keys
 from computeshare.protocol.keys import JobKeys
-from computeshare.protocol.worker_session import HANDED_S, PROBED_S, STAGED_S
+from computeshare.protocol.worker_session import PROBED_S, STAGED_S
 from computeshare.queue.roster import ALIVE_MS
 from computeshare.queue.rq_keys import SUSPENDED, WORKERS, RqKeys, RqSeatKeys
 from computeshare.runtime.signatures import SIGNATURE_BYTES
@@ -21,7 +21,7 @@ from computeshare.tasks.recipes.bundle import MOST_BYTES
 from computeshare.types import JOB_ID
 
 JOB, RQ, SEAT = JobKeys("<job>"), RqKeys("<worker>"), RqSeatKeys("<seat>")
-STAGED, INNER, PROBE = JOB.staged("<staged>"), JOB.inner("<inner>"), JOB.probe("<worker>")
+STAGED, PROBE = JOB.staged("<staged>"), JOB.probe("<worker>")
 WEIGHTS, DELTA, NEWS = JOB.weights("<token>"), JOB.delta("<token>"), JOB.news("<token>")
 DRAFT = JOB.draft("<hex>")
 RUNNING, FINISHED, FAILED = RQ.registries()
@@ -72,12 +72,6 @@ UNLINK {PROBE}
 UNLINK {STAGED} | {STAGED}
 HSET {STAGED} | <number> <large>
 EXPIRE {STAGED} {STAGED_S}
-UNLINK {INNER}
-HSET {INNER} | <number> <large>
-EXPIRE {INNER} {HANDED_S}
-HLEN {INNER}
-HSTRLEN {INNER} <number>
-HGET {INNER} <number>
 
 HSET {keys.BUNDLE_WANTS} <reader> <want>
 HDEL {keys.BUNDLE_WANTS} <reader>
@@ -164,7 +158,6 @@ class Own:
 
 OWN = {
     STAGED: Own(STAGED_S, is_message=True),
-    INNER: Own(HANDED_S, is_message=True),
     PROBE: Own(PROBED_S, is_message=True),
     keys.worker("<worker>"): Own(ALIVE_MS // 1000),
     **dict.fromkeys((SEAT.job(), RQ.workers(), *RQ.registries()), Own(RECORDED_S, is_renewed=True)),
@@ -191,7 +184,6 @@ FORMS = {
     "job": rf"(?P<job>{JOB_ID.pattern})",
     "seat": rf"{WORKER}-{JOB_ID.pattern}-[0-9]{{1,4}}-[0-9]{{1,9}}",
     "staged": rf"{WORKER}:[0-9a-f]{{32}}:[0-9]{{1,15}}",
-    "inner": rf"{WORKER}:[0-9a-f]{{32}}",
     "reader": rf"(?P<reader>{WORKER}-[0-9a-f]{{16}})",
     "want": r"[0-9]{1,15} sha256:(?P<digest>[0-9a-f]{64})(?: !?[0-9a-f]{64}){0,4}",
     "digest": r"(?P<digest>[0-9a-f]{64})",

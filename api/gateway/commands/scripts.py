@@ -34,8 +34,6 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     "offer": {**SESSION, "token": "<token>", "nonce": "<hex>", "micro_batch": "<unit>", "parts": "<part>"},
     "doubt": {**SESSION, "token": "<token>", "again": "<flag>"},
     "leave": {**SESSION, "session": "<hex-or-newest>", "event": "<short>"},
-    "hand_over": SESSION,
-    "take_over": SESSION,
     "announce": {"fence": "", "kind": "<leaving>", "event": "<said>"},
     "log": {"kept": str(LINES_KEPT), "kept_bytes": str(LINE_BYTES_KEPT), "lines": "<short>"},
 }
@@ -63,8 +61,6 @@ IMPLIED: Mapping[str, Callable[[JobKeys, Values], str | list[str]]] = {
     ],
 }
 """The keys that follow from a call's arguments."""
-OWN = {"inner_key": "inner", "staged_keys": "staged"}
-"""The keys that may be any of the worker's own."""
 
 
 class NotPermitted(Exception):
@@ -146,10 +142,9 @@ def _checked_keys(called: Script, job: JobKeys, keys: Sequence[str], given: Valu
     for name, found in named.items():
         if name in called.of_job:
             right: Any = getattr(job, name.removesuffix("_key"))()
-        elif name in OWN and not (name == "staged_keys" and "nonce" in given):
-            forms = pattern(getattr(job, OWN[name])(f"<{OWN[name]}>"))
-            some = [found] if isinstance(found, str) else found
-            needs = needs_of([forms] * len(some), [one.encode() for one in some])
+        elif name == "staged_keys" and "nonce" not in given:  # any of the worker's own
+            forms = pattern(job.staged("<staged>"))
+            needs = needs_of([forms] * len(found), [one.encode() for one in found])
             right, workers = (found, workers | needs.workers) if needs else (None, workers)
         else:
             right = IMPLIED[name](job, given)

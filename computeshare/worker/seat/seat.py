@@ -40,7 +40,7 @@ from computeshare.tensors.layout import Layout
 from computeshare.training.device_group.group import DeviceGroup, GroupComputation
 from computeshare.training.private_replica import PrivateReplica
 from computeshare.training.work_units import AnyReplica, Compilation, Computation, kind_with
-from computeshare.transport.connections import by_loopback, connect, is_next_door, when_there_is_room
+from computeshare.transport.connections import by_loopback, connect, is_forwarded, is_next_door, when_there_is_room
 from computeshare.transport.rate_limit import Pacer, parse_rate
 from computeshare.transport.wire import Wires
 from computeshare.worker.recipe_consent import Consent
@@ -360,8 +360,10 @@ class SeatSession:
         raise Ended(ASKED)
 
     def _take_over(self, replica: DeviceGroup) -> None:
-        """Take over the inner state of a worker that has left, if the strategy keeps inner states."""
-        if kept := replica.kept:
+        """Take over the inner state of a worker that has left, if the strategy keeps inner states. A machine that
+        joined by an invite takes over none, and hands none over.
+        """
+        if (kept := replica.kept) and not is_forwarded(self.redis):
             try:
                 if state := self.session.take_over():
                     kept.restore(state)
@@ -371,7 +373,9 @@ class SeatSession:
     def _hand_over(self, replica: DeviceGroup) -> None:
         """Hand the replica's inner state over to another worker, if the job is not over."""
         status, kept = self.session.extend(()), replica.kept
-        if kept and status in ("running", "paused") and (state := kept.dump()):
+        if not kept or is_forwarded(self.redis):
+            return
+        if status in ("running", "paused") and (state := kept.dump()):
             try:
                 self.session.hand_over(in_parts(state))
             except OutOfMemoryError as error:

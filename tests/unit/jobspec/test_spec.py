@@ -277,6 +277,7 @@ WRONG = [
     (local, {"strategy": {"outer_momentum": 1.0}}, ("strategy", "outer_momentum"), "less than 1"),
     (local, {"strategy": {"outer_lr": 0}}, ("strategy", "outer_lr"), "greater than 0"),
     (local, {"strategy": {"inner_state": "lost"}}, ("strategy", "inner_state"), "'restart' or 'kept'"),
+    (local, {"strategy": {"inner_state": "kept", "combine": "median"}}, ("strategy",), "set inner_state to restart"),
     (local, {"strategy": {"replicas": 4096, "inner_steps": 10_000}}, ("strategy",), "at most 100,000"),
     (
         local,

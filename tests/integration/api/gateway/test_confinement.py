@@ -290,8 +290,6 @@ def test_a_worker_may_do_all_that_it_needs(stage: Any, tmp_path: Path) -> None:
         assert receipt.outcome == "accepted" and session.waited(str(ZERO)).answer in ("leased", "wait")
         assert session.wait(10) is None and session.wait_for(str(ZERO), Waiting(10, 1)).answer in ("leased", "wait")
         session.doubt(str(ZERO), again=False)
-        session.hand_over([b"inner state"])
-        assert bytes(session.take_over() or b"").endswith(b"inner state") and session.take_over() is None
         assert rounds.append("unfit", {"worker": worker, "session": OURS, "reason": "x", "name": "x", "device": "x"})
         tell(far, "fresh", Writer(worker, "x"), event="a line")
         assert redis.xlen(store.keys.logs()) == 1

@@ -7,7 +7,7 @@ from api.gateway.commands.access import is_own
 from api.gateway.commands.filter import needed
 from api.gateway.commands.parser import Head
 from api.gateway.commands.policy import Needs
-from api.gateway.commands.scripts import ARGUMENTS, IMPLIED, OWN, NotPermitted
+from api.gateway.commands.scripts import ARGUMENTS, IMPLIED, NotPermitted
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.scripts import script
 
@@ -64,7 +64,7 @@ def test_every_key_and_argument_of_every_script_of_workers_has_a_form() -> None:
     for name, forms in ARGUMENTS.items():
         found = script(name)
         assert {*found.arguments.single, *found.arguments.rows} == forms.keys(), name
-        assert {*found.keys.single, *found.keys.rows} - {*found.of_job} <= IMPLIED.keys() | OWN.keys(), name
+        assert {*found.keys.single, *found.keys.rows} - {*found.of_job} <= IMPLIED.keys(), name
         for form in forms.values():
             scripts._form(form)
 
