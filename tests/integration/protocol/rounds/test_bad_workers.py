@@ -9,6 +9,7 @@ from computeshare.errors import Banned
 from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import WorkerSession
+from computeshare.types import machine_of
 from tests.support.rounds import ONE, TWO, ZERO, Join, age, agree, commit, events, free, late, parts, send, take_seat
 
 # Shares
@@ -135,7 +136,7 @@ def test_the_answer_to_a_refused_submission_is_remembered(redis: Redis, reducer:
 
 def ban(reducer: ReducerSession, worker: str) -> None:
     reducer.redis.hset(reducer.keys.banned(), worker, "for a test")
-    reducer.redis.hset(reducer.keys.strikes(), worker, 5)
+    reducer.redis.hset(reducer.keys.strikes(), machine_of(worker), 5)
     reducer.redis.hdel(reducer.keys.sessions(), worker)
 
 
@@ -242,7 +243,22 @@ def test_a_machine_cannot_confirm_its_own_values_that_are_not_finite(
         assert (found.machines, found.senders, found.there) == (1, 1, 2)
         assert 0 not in worker.lease(str(ZERO)).micro_batches
     strikes = redis.hgetall(reducer.keys.strikes())
-    assert strikes == {worker.encode(): b"1" for worker in ONE_MACHINE} and events(reducer, "forgiven") == []
+    assert strikes == {machine_of(ONE_MACHINE[0]).encode(): b"2"} and events(reducer, "forgiven") == []
+
+
+def test_strikes_are_given_taken_back_and_filled_up_by_machine(
+    redis: Redis, reducer: ReducerSession, join: Join
+) -> None:
+    redis.hset(reducer.keys.round(), "cursor", 1)
+    for worker, left in ((ONE_MACHINE[0], b"1"), ("feedbeef0001", b"0")):
+        join("other"), join("feedbeef0002")
+        session = join(worker)
+        hold(reducer, session, 0)
+        assert send(session, ZERO, 0, nonce=worker) == "accepted"
+        reducer.refuse(ZERO, reducer.progress()[1][0], "not finite", "not_finite")
+        assert redis.hgetall(reducer.keys.strikes()) == {b"0badc0de": left}
+    assert reducer.ban(ZERO, ONE_MACHINE[1], "why")
+    assert redis.hgetall(reducer.keys.strikes()) == {b"0badc0de": b"5"}
 
 
 def test_a_session_that_begins_anew_does_not_confirm_the_one_before(reducer: ReducerSession, join: Join) -> None:
