@@ -17,6 +17,7 @@ from api.gateway.challenge import ANSWER_S, is_proven
 from api.gateway.commands.access import Access
 from api.gateway.commands.filter import CommandFilter
 from api.gateway.commands.holdings import Holdings
+from api.gateway.commands.rates import Rates
 from api.gateway.commands.replies import Replies, Unread
 from api.gateway.machines import Machine, Machines
 from api.gateway.refusals import Refusals
@@ -35,8 +36,6 @@ TRIES, TRY_S = 10, 3.0
 """Wrong ids and signatures that an address may send in a row; seconds until it may send a further one."""
 OPENINGS, OPENING_S = 200, 0.05
 """Connections that a machine may open in a row; seconds until it may open a further one."""
-ANNOUNCEMENTS, ANNOUNCEMENT_S = 30, 2.0
-"""Events that a machine may announce in a row; seconds until it may announce a further one."""
 CHECK_S = 1.0
 """Seconds between looks for machines that are refused by now, and between writings of the counts."""
 LONGEST_ID = 64
@@ -88,7 +87,7 @@ class Gateway:
         self._machines, self._traffic, self._limits = machines, traffic, limits or Limits()
         self._access, self._holdings, self.refusals = access, holdings, Refusals()
         self._tries, self._openings = Throttle(TRIES, TRY_S), Throttle(OPENINGS, OPENING_S)
-        self._announcements = Throttle(ANNOUNCEMENTS, ANNOUNCEMENT_S)
+        self.rates = Rates()
         self._open: set[_Open] = set()
         self._asked: Counter[tuple[str, str]] = Counter()  # still to prove who they are, by address and machine's id
         self._unread: WeakValueDictionary[str, Unread] = WeakValueDictionary()
@@ -125,8 +124,7 @@ class Gateway:
         machine = connection.machine
         note = partial(self.refusals.note, machine.id, machine.name)
         replies = Replies(self._unread.setdefault(machine.id, Unread()))
-        announcing = partial(self._announcing, machine.id)
-        commands = CommandFilter(machine.id, self._access, note, replies, self._unfinished, announcing, self._holdings)
+        commands = CommandFilter(machine.id, self._access, note, replies, self._unfinished, self.rates, self._holdings)
         try:
             if self._watch is None or self._watch.done():
                 self._watch = asyncio.create_task(self._look_after())
@@ -206,13 +204,6 @@ class Gateway:
             await asyncio.to_thread(self._traffic.flush)
             holds = await asyncio.to_thread(self._holdings.look)
             await asyncio.to_thread(self._holdings.share)
-
-    def _announcing(self, machine_id: str) -> float:
-        """Seconds until a machine may announce a further event; 0: now, which counts it."""
-        wait_s = self._announcements.wait_s(machine_id)
-        if not wait_s:
-            self._announcements.take(machine_id)
-        return wait_s
 
 
 def gateway_of(settings: Settings, database: Database, broker: Broker) -> Gateway:

@@ -15,6 +15,7 @@ SUBMISSIONS, EVENTS, LINES = table(Submission), table(Event), table(LogLine)
 FINE_GRAINED: tuple[tuple[Table, ColumnElement[bool]], ...] = (
     (SUBMISSIONS, true()),
     (EVENTS, EVENTS.c.type.in_(("version", "reassigned", "refused", "folded"))),
+    (EVENTS, EVENTS.c.type.in_(("joined", "left", "unfit"))),
 )
 
 

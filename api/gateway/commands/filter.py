@@ -10,11 +10,12 @@ from api.gateway.commands.access import Access
 from api.gateway.commands.holdings import Holdings
 from api.gateway.commands.parser import Commands, Head, Piece
 from api.gateway.commands.policy import ADDING, Needs, Own
+from api.gateway.commands.rates import Rates
 from api.gateway.commands.replies import MOST_OF_ONE, Replies
 from api.gateway.commands.scripts import NotPermitted
 from computeshare.errors import ComputeShareError
 from computeshare.queue.rq_keys import WORKERS
-from computeshare.transport.refusals import REFUSED, for_now
+from computeshare.transport.refusals import REFUSED
 from computeshare.types import plain
 
 
@@ -42,7 +43,7 @@ class CommandFilter:
         refused: is told of each refused command, with the reason, and may raise.
         replies: those that the machine still awaits.
         unfinished: bytes of unfinished commands by machine, for all connections.
-        announcing: seconds until the machine may announce a further event; 0: now, which counts it.
+        rates: how often machines call scripts.
         holdings: what machines hold in the broker.
     """
 
@@ -53,10 +54,10 @@ class CommandFilter:
         refused: Callable[[str], None],
         replies: Replies,
         unfinished: Counter[str],
-        announcing: Callable[[], float],
+        rates: Rates,
         holdings: Holdings,
     ) -> None:
-        self._announcing, self._holdings = announcing, holdings
+        self._rates, self._holdings = rates, holdings
         self._machine, self._access, self._refused = machine, access, refused
         self.replies, self._unfinished = replies, unfinished
         self._commands = Commands(policy.is_enough)
@@ -69,7 +70,8 @@ class CommandFilter:
     async def passed(self, data: bytes) -> AsyncIterator[list[Piece]]:
         """What is to be sent to the broker, now that these bytes have come from the machine.
 
-        Waits, before a command that asks for much, until the machine has taken what it asked for before.
+        Waits, before a command that asks for much, until the machine has taken what it asked for before; and where the
+        machine calls scripts too fast.
         Raises NotACommand, TooMuchUnfinished, what `refused` raises, and errors of the broker.
         """
         commands = self._commands
@@ -81,10 +83,13 @@ class CommandFilter:
             reason, parts = await self._refusal(head), 0
             if reason is None:
                 reason, parts = self._asks(name, head)
-            if not self.replies.has_room(parts):
+            calls = reason is None and name == b"EVALSHA"
+            if not self.replies.has_room(parts) or (calls and not self._rates.has_room(self._machine)):
                 yield pieces
                 pieces = []
                 await self.replies.room(parts)
+            if calls:
+                await self._rates.room(self._machine)
             written = [] if reason else self._begin(name, head)
             then = partial(self._holdings.end, self._machine, written)
             self.replies.sent(parts, name in (b"SUBSCRIBE", b"UNSUBSCRIBE"), then)
@@ -187,8 +192,8 @@ class CommandFilter:
 
     async def _lack_of_room(self, head: Head) -> str | None:
         """Why a permitted command must wait; None: it need not."""
-        if scripts.name_of(head.arguments) == "announce" and (wait_s := self._announcing()):
-            return for_now("this machine announces too much", wait_s)
+        if too_often := self._rates.refusal(self._machine, scripts.name_of(head.arguments)):
+            return too_often
         if head.arguments[0].upper() in ADDING:
             for _, own in _own_keys(head):
                 if not self._holdings.has_room(self._machine, own.is_message):

@@ -19,7 +19,7 @@ from computeshare.runtime.log_lines import AT_ONCE
 
 SESSION = {"worker": "<worker>", "session": "<hex>"}
 ARGUMENTS: Mapping[str, Mapping[str, str]] = {
-    "join": {**SESSION, "seat": "<seat>", "event": "<short>", "frozen": "<digest-or-none>"},
+    "join": {**SESSION, "seat": "<seat>", "event": "<said>", "frozen": "<digest-or-none>"},
     "lease": {**SESSION, "token": "<token-or-none>", "and_news": "<flag>", "devices": "<devices>"},
     "extend": {**SESSION, "least_ms": str(EXTENDED_MS), "staged_s": str(STAGED_S), "micro_batches": "<unit>"},
     "submit": {
@@ -33,11 +33,13 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     },
     "offer": {**SESSION, "token": "<token>", "nonce": "<hex>", "micro_batch": "<unit>", "parts": "<part>"},
     "doubt": {**SESSION, "token": "<token>", "again": "<flag>"},
-    "leave": {**SESSION, "session": "<hex-or-newest>", "event": "<short>"},
+    "leave": {**SESSION, "session": "<hex-or-newest>", "event": "<said>"},
     "announce": {"fence": "", "kind": "<leaving>", "event": "<said>"},
     "log": {"kept": str(LINES_KEPT), "kept_bytes": str(LINE_BYTES_KEPT), "lines": "<short>"},
 }
 """For each script that workers call, the form of each argument, or of each element of a list."""
+REPORT_BYTES, REPORT_UNIT_BYTES = 2048, 16
+"""The most bytes of what a worker says of a submission, and beyond that of each of its units: the event names them."""
 MOST_LINES = AT_ONCE + 1
 """The most log lines of one call."""
 MORE_FORMS = {
@@ -121,6 +123,8 @@ def _checked_arguments(called: Script, given: Values) -> Needs:
     units = given.get("micro_batches", ())
     if len(given) != len(forms) or len({*units}) < len(units):
         raise ValueError
+    if called.name == "submit" and len(given["event"]) > REPORT_BYTES + REPORT_UNIT_BYTES * len(units):
+        raise NotPermitted(f"what a worker says of a submission has at most {REPORT_BYTES} bytes beside its units")
     needs = needs_of((_form(form) for form, _ in flat), (one.encode() for _, one in flat))
     if needs is None:
         raise ValueError

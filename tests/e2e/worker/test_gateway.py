@@ -79,7 +79,7 @@ def test_through_the_gateway_a_job_ends_with_the_same_bits_though_proxy_and_gate
         assert all(epoch["counted"] == epoch["samples"] and not epoch["missing"] for epoch in epochs)
     [shown] = [one for one in plane.get("/v1/invites")["items"] if one["worker"] == "far"]
     logs = "".join(path.read_text() for path in (plane.home / "logs").glob("*.log"))
-    assert "refused what a machine sent" not in logs
+    assert "refused what a machine sent" not in logs and "calls scripts too fast" not in logs
     assert shown["status"] == "joined" and shown["bytes_up"] > 100_000 and shown["bytes_down"] > 100_000
 
 

@@ -15,9 +15,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from websockets.exceptions import ConnectionClosed
 
-from api.gateway.app import ANNOUNCEMENTS
 from api.gateway.commands.access import LEAVING_S, MOST_READERS, Access
 from api.gateway.commands.policy import Needs
+from api.gateway.commands.rates import SELDOM
+from api.gateway.commands.scripts import REPORT_BYTES, REPORT_UNIT_BYTES
 from api.gateway.refusals import Refusals
 from api.http.throttle import Throttle
 from computeshare.bundles.exchange import Exchange, _Answers
@@ -117,16 +118,44 @@ def test_a_machine_does_not_learn_where_the_broker_is_nor_stores_a_probe_for_lon
     redis.delete(key)
 
 
-def test_a_machine_announces_no_more_than_a_few_events_in_a_row(stage: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", SELDOM)
+def test_a_machine_adds_no_more_than_a_few_events_in_a_row(stage: Any, tmp_path: Path, name: str) -> None:
+    """Of those that leave a row in the job's timeline, whatever the session."""
+    plane, redis, _, scene = stage
+    machine, access = plane.joined(tmp_path)
+    own, (most, _) = Scene(f"{machine}work", scene.victim, scene.mine, scene.other, scene.scripts), SELDOM[name]
+    redis.hset(scene.mine.seats(), own.worker, own.seat)
+    before = redis.xlen(scene.mine.events())
+    with Forwarder(access) as forwarder, connect(forwarder.redis_url, retries=0) as far:
+        sessions: list[Any] = [{"session": f"{number:032x}"} if name == "join" else {} for number in range(most + 5)]
+        replies = Wire(far).exchange([own.call(name, **session) for session in sessions], raise_errors=False)
+    refused = [reply for reply in replies if isinstance(reply, ResponseError)]
+    assert len(refused) in (3, 4, 5) and f"calls {name} too often: try again in" in str(refused[0])
+    assert redis.xlen(scene.mine.events()) - before == len(replies) - len(refused)
+    redis.hdel(scene.mine.seats(), own.worker)
+    redis.hdel(scene.mine.sessions(), own.worker)
+
+
+@pytest.mark.parametrize(
+    ("name", "event", "passes"),
+    [
+        ("join", "x" * 4000, True),
+        ("join", "x" * 4100, False),
+        ("leave", "x" * 4100, False),
+        ("submit", "x" * (REPORT_BYTES + REPORT_UNIT_BYTES - 20), True),
+        ("submit", "x" * (REPORT_BYTES + REPORT_UNIT_BYTES), False),
+    ],
+)
+def test_what_a_worker_says_of_itself_is_short(stage: Any, tmp_path: Path, name: str, event: str, passes: bool) -> None:
     plane, redis, _, scene = stage
     machine, access = plane.joined(tmp_path)
     own = Scene(f"{machine}work", scene.victim, scene.mine, scene.other, scene.scripts)
     redis.hset(scene.mine.seats(), own.worker, own.seat)
     with Forwarder(access) as forwarder, connect(forwarder.redis_url, retries=0) as far:
-        calls = [own.call("announce") for _ in range(ANNOUNCEMENTS + 5)]
-        replies = Wire(far).exchange(calls, raise_errors=False)
-    assert replies[:ANNOUNCEMENTS] == [1] * ANNOUNCEMENTS and "announces too much" in str(replies[-1])
+        [reply] = Wire(far).exchange([own.call(name, event=json.dumps({"name": event}))], raise_errors=False)
+    assert ("REFUSED" in str(reply)) != passes
     redis.hdel(scene.mine.seats(), own.worker)
+    redis.hdel(scene.mine.sessions(), own.worker)
 
 
 def test_what_is_in_a_refused_transaction_is_not_done(stage: Any) -> None:

@@ -180,7 +180,7 @@ def test_a_refused_message_fails_its_transaction_and_the_worker_goes_on_once_the
 
 
 def test_an_honest_worker_waits_until_it_may_announce_again(member: Member) -> None:
-    member.plane.gateway._announcements = Throttle(2, 0.5)
+    member.plane.gateway.rates._seldom["announce"] = Throttle(2, 0.5)
     RoundStore(member.redis, member.keys.job_id).publish("{}")
     rounds, about = RoundStore(member.far, member.keys.job_id), {"worker": member.worker, "session": HEX, "reason": "x"}
     for _ in range(4):

@@ -618,6 +618,26 @@ def test_oldest_submissions_and_events_are_forgotten_and_the_ledger_never(
     assert row_retention.thin(database) == 0
 
 
+def test_the_sessions_of_one_worker_do_not_fill_the_timeline(
+    redis: Redis,
+    feed: Feed,
+    projector: Projector,
+    database: Database,
+    history: History,
+    job: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    feed.open()
+    for number in range(30):
+        feed.join(session=f"s{number}")
+    feed.commit()
+    projector.step(redis)
+    monkeypatch.setattr(row_retention, "KEPT", 20)
+    assert row_retention.thin(database) == 10
+    kinds = [event.type for event in history.events(job)]
+    assert (kinds.count("joined"), kinds.count("version"), kinds.count("opened")) == (20, 1, 1)
+
+
 @pytest.fixture
 def fast(redis: Redis, feed: Feed, projector: Projector, jobs: Jobs, job: str) -> None:
     """The job has made 20 versions in two seconds, and none in the minute since."""

@@ -8,6 +8,7 @@ import pytest
 
 from api.gateway.commands.filter import CommandFilter, TooMuchUnfinished
 from api.gateway.commands.parser import COMMAND_BYTES
+from api.gateway.commands.rates import Rates
 from api.gateway.commands.replies import MOST_COMMANDS, MOST_OF_ONE, MOST_PARTS, Replies, ReplyStream, Unread
 from computeshare.protocol.keys import JobKeys
 from tests.support.coroutines import asynchronously
@@ -45,7 +46,7 @@ def filters(count: int) -> list[CommandFilter]:
     unread, unfinished = Unread(), Counter[str]()
     anything: Any = Everything()
     return [
-        CommandFilter("12345678", anything, lambda _: None, Replies(unread), unfinished, lambda: 0, anything)
+        CommandFilter("12345678", anything, lambda _: None, Replies(unread), unfinished, Rates(), anything)
         for _ in range(count)
     ]
 

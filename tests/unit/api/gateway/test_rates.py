@@ -1,0 +1,65 @@
+"""How often a machine may call scripts."""
+
+import asyncio
+from collections import Counter
+from hashlib import sha1
+from typing import Any
+
+from api.gateway.commands import rates
+from api.gateway.commands.filter import CommandFilter
+from api.gateway.commands.rates import Rates
+from api.gateway.commands.replies import Replies, Unread
+from computeshare.protocol.keys import JobKeys
+from computeshare.protocol.scripts import script
+from tests.support.coroutines import asynchronously
+from tests.unit.api.gateway.test_parser import framed
+from tests.unit.api.gateway.test_replies import Everything, passes
+
+MACHINE = "12345678"
+JOB = JobKeys("mine")
+
+
+def lease(machine: str = MACHINE) -> bytes:
+    """The call with which a worker asks for a lease."""
+    said = {"worker": f"{machine}work", "session": "a" * 32, "token": "", "and_news": 0, "devices": 1}
+    inputs = script("lease").inputs(JOB, {**said, "news_key": JOB.news("")})
+    digest = sha1(script("lease").source.encode(), usedforsecurity=False).hexdigest()
+    return framed(b"EVALSHA", digest.encode(), *(str(each).encode() for each in inputs))
+
+
+def connection(limits: Rates, machine: str = MACHINE) -> CommandFilter:
+    anything: Any = Everything()
+    return CommandFilter(machine, anything, lambda _: None, Replies(Unread()), Counter(), limits, anything)
+
+
+def test_the_scripts_that_a_machine_calls_per_second_are_limited_over_all_its_connections() -> None:
+    async def check() -> None:
+        limits = Rates(calls=5, call_s=1000)
+        one, two = connection(limits), connection(limits)
+        assert await passes(one, lease() * 3) == (lease() * 3, True)
+        assert await passes(two, lease() * 3) == (lease() * 2, False)
+        assert await passes(one, framed(b"PING")) == (framed(b"PING"), True), "other commands are not held up"
+        other = connection(limits, "87654321")
+        assert await passes(other, lease("87654321")) == (lease("87654321"), True)
+
+    asynchronously(check())
+
+
+def test_a_machine_that_is_too_fast_goes_on_at_its_rate() -> None:
+    async def check() -> None:
+        one, out = connection(Rates(calls=1, call_s=0.001)), b""
+        async with asyncio.timeout(10):
+            async for pieces in one.passed(lease() * 50):
+                out += b"".join(pieces)
+        assert out == lease() * 50
+
+    asynchronously(check())
+
+
+def test_what_adds_to_the_timeline_is_called_seldom_by_a_machine_of_all_its_workers() -> None:
+    limits = Rates()
+    for name, (most, _) in rates.SELDOM.items():
+        assert [limits.refusal(MACHINE, name) for _ in range(most)] == [None] * most
+        assert f"calls {name} too often: try again in" in str(limits.refusal(MACHINE, name))
+        assert limits.refusal("87654321", name) is None
+    assert limits.refusal(MACHINE, "submit") is None
