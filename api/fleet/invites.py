@@ -5,6 +5,7 @@ a key of its own, until the invite is withdrawn or its access ends; or, if the o
 the broker's address. It keeps what it got.
 """
 
+import contextlib
 import hashlib
 import ipaddress
 import secrets
@@ -14,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from redis import Redis
+from redis.exceptions import RedisError
 from sqlalchemy import ColumnElement, and_, func, or_, select, update
 
 from api.access.audit import record
@@ -24,6 +26,8 @@ from api.errors import Conflict, NotFound
 from api.gateway import traffic
 from api.scheduler.machines import CLOCKS_MS, INVITE, MACHINE
 from api.schemas import Admission, InviteList, InvitePublic
+from computeshare.errors import ComputeShareError
+from computeshare.protocol.round_store import RoundStore, published_jobs
 from computeshare.runtime.signatures import is_signed
 from computeshare.transport.addresses import GATEWAY_PATH
 from computeshare.types import MACHINE_CHARACTERS, plain
@@ -121,14 +125,18 @@ class InviteService:
             return session.execute(query.limit(1)).first() is not None
 
     def withdraw(self, invite_id: str) -> None:
-        """Make an invite useless. A machine that joined by it through the gateway is cut off within seconds; a machine
-        that has the broker's address stays. Raises NotFound.
+        """Make an invite useless. Nothing counts any more that a machine sends which joined by it through the gateway,
+        and its connections are cut within seconds; a machine that has the broker's address stays. Raises NotFound.
         """
         with self._database.writing() as connection:
             if not connection.execute(INVITE.delete().where(INVITE.c.id == invite_id)).rowcount:
                 raise _no_invite(invite_id)
             record(connection, "invite.withdraw", invite_id)
         if self._broker:
+            with contextlib.suppress(RedisError, ComputeShareError):  # an outage: the gateways will cut it
+                redis = self._broker()
+                for job_id in published_jobs(redis):
+                    RoundStore(redis, job_id).expel(invite_id, "its invite was withdrawn")
             traffic.forget(self._broker, invite_id)
 
     def find(self, code: str) -> InvitePublic:

@@ -30,16 +30,17 @@ log = structlog.get_logger()
 
 
 def confined(connection: Connection, workers: Iterable[WorkerInfo]) -> list[WorkerInfo]:
-    """The workers, those of machines at the gateway with at most their invite's queue, whatever they say of themselves.
+    """The workers, those of machines at the gateway with at most their invite's queue, whatever they say of themselves;
+    with none, once the invite was withdrawn.
 
     The gateway admits only workers whose ids begin with their invite's id.
     """
-    queues = {
-        row.id: row.queue for row in connection.execute(select(INVITE.c.id, INVITE.c.queue).where(INVITE.c.gateway))
-    }
+    queues: dict[str, set[str]] = {machine: set() for machine in admitted_machines(connection)}
+    for row in connection.execute(select(INVITE.c.id, INVITE.c.queue).where(INVITE.c.gateway)):
+        queues[row.id] = {row.queue}
     return [
-        replace(worker, queues=tuple({queue} & set(worker.queues)))
-        if (queue := queues.get(machine_of(worker.id))) is not None
+        replace(worker, queues=tuple(queues[machine] & set(worker.queues)))
+        if (machine := machine_of(worker.id)) in queues
         else worker
         for worker in workers
     ]

@@ -12,7 +12,7 @@ from computeshare.errors import DamagedRound
 from computeshare.protocol.channel import pairs
 from computeshare.protocol.keys import JOBS, JobKeys
 from computeshare.protocol.scripts import Scripts
-from computeshare.types import ENDED, JOB_ID, Token
+from computeshare.types import ENDED, JOB_ID, Token, machine_of
 
 log = structlog.get_logger()
 
@@ -159,6 +159,16 @@ class RoundStore:
     def remove_worker(self, worker_id: str, reason: str) -> None:
         """End the session of a dead worker and free its leases."""
         leave(self.scripts, self.keys, worker_id, "*", reason)
+
+    def expel(self, machine: str, reason: str) -> None:
+        """End the sessions of all workers of a machine, free their leases, and take their seats away: nothing that they
+        send from now on counts.
+        """
+        known: list[Any] = [*self.redis.hkeys(self.keys.seats()), *self.redis.hkeys(self.keys.sessions())]  # type: ignore[misc]
+        for worker in {one.decode(errors="replace") for one in known}:
+            if machine_of(worker) == machine:
+                self.redis.hdel(self.keys.seats(), worker)  # first: else it could join again
+                self.remove_worker(worker, reason)
 
     def lift_ban(self, worker_id: str) -> bool:
         """Let a banned worker join again, its strikes forgotten; False if it was not banned."""

@@ -2,16 +2,20 @@
 broker, whatever is cut on the way.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx2
+import psutil
 import pytest
 
 from computeshare.up.embedded_broker import free_port
@@ -22,6 +26,8 @@ pytestmark = pytest.mark.e2e
 PORT = free_port()
 UP = ("--port", str(PORT), "--public-url", f"http://127.0.0.1:{PORT}")
 JOB = {**DIGITS_MLP, "rounds": 300, "checkpoint_every": 0, "evaluate_every": 0}
+CUT_S = 2.0
+"""Within which a machine whose invite was withdrawn is cut."""
 
 
 @contextmanager
@@ -83,20 +89,39 @@ def test_through_the_gateway_a_job_ends_with_the_same_bits_though_proxy_and_gate
     assert shown["status"] == "joined" and shown["bytes_up"] > 100_000 and shown["bytes_down"] > 100_000
 
 
-def test_a_worker_whose_invite_is_withdrawn_in_mid_job_ends_and_others_finish_it(
+def test_a_worker_whose_invite_is_withdrawn_in_mid_job_is_cut_and_others_go_on_exactly(
     plane: ControlPlane, tmp_path: Path
 ) -> None:
+    with plane.worker("alone"):
+        alone = plane.finish(plane.create(**{**JOB, "queue": "alone"}))
     port = int(urlsplit(plane.url).port or 0)
     with invited(plane, "shared", port, tmp_path / "banned") as banned:
         job = plane.create(**{**JOB, "queue": "shared"})
         plane.reach(job, 20)
-        [machine] = [one for one in plane.get("/v1/invites")["items"] if one["worker"] == "shared"]
-        assert plane.http.delete(f"/v1/invites/{machine['id']}").status_code == 204
+        [machine] = [one["id"] for one in plane.get("/v1/invites")["items"] if one["worker"] == "shared"]
+        assert _connections(banned.pid, port)
+        assert plane.http.delete(f"/v1/invites/{machine}").status_code == 204
+        answered_s = time.time()
+        plane.until("it is cut", lambda: not _connections(banned.pid, port), patience_s=CUT_S)
         assert banned.wait(15) == 6
     log = (tmp_path / "banned" / "worker.log").read_text()
     assert "may not use the gateway any more" in log and "redis://" not in log
     with plane.worker("shared"):
-        assert plane.finish(job)["status"] == "completed"
+        assert plane.finish(job)["weights_sha256"] == alone["weights_sha256"]
+    [its] = [one["id"] for one in plane.get(f"/v1/jobs/{job}/workers")["items"] if one["id"].startswith(machine)]
+    [last] = plane.get(f"/v1/jobs/{job}/submissions", worker=its, outcome="accepted", limit=1)["items"]
+    assert datetime.fromisoformat(last["at"]).timestamp() <= answered_s, "nothing counts that it sent later"
+    epochs = plane.get(f"/v1/jobs/{job}/ledger")["epochs"]
+    assert all(epoch["counted"] == epoch["samples"] and not epoch["missing"] for epoch in epochs)
+
+
+def _connections(pid: int, port: int) -> list[object]:
+    """The connections of a worker's processes to the control plane's port."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        worker = psutil.Process(pid)
+        found = [one for each in (worker, *worker.children(recursive=True)) for one in each.net_connections("tcp")]
+        return [one for one in found if one.status == psutil.CONN_ESTABLISHED and one.raddr and one.raddr.port == port]
+    return []
 
 
 def _answers(plane: ControlPlane) -> bool:

@@ -15,12 +15,15 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect as websocket
 
+from api.gateway import app as gateway
 from api.gateway.app import Limits
 from api.gateway.commands.replies import MOST_OF_ONE, MOST_PARTS
 from api.gateway.refusals import Refusals
 from api.gateway.relay import REVOKED, SLOW
 from computeshare.cli.main import app as cli
-from computeshare.errors import SettingsError
+from computeshare.errors import Fenced, SettingsError
+from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.worker_session import WorkerSession
 from computeshare.queue import WorkerInfo, register
 from computeshare.queue.rq_keys import RqKeys
 from computeshare.runtime.signatures import SigningKey
@@ -31,8 +34,8 @@ from computeshare.transport.forwarder import Forwarder, GatewayAccess
 from computeshare.transport.machine_key import MachineKey
 from computeshare.transport.wire import Wire
 from computeshare.worker.invite import Joined, introduction, join
-from tests.support.gateway import Plane, refusal, seated
-from tests.support.rounds import ZERO
+from tests.support.gateway import HEX, Plane, refusal, seated
+from tests.support.rounds import PLAN, ZERO, opened, send, take_seat
 from tests.support.wait import wait_until
 from tests.support.websocket_frames import frame, head, upgraded
 from tests.unit.api.gateway.test_parser import framed
@@ -199,12 +202,36 @@ def test_a_withdrawn_machine_is_cut_and_told_why(plane: Plane, tmp_path: Path) -
         assert link.recv(5) == PONG
         assert plane.owner.delete(f"/v1/invites/{machine}").status_code == 204
         with pytest.raises(ConnectionClosed) as end:
-            link.recv(5)
+            link.recv(2)
         assert end.value.rcvd is not None and end.value.rcvd.code == REVOKED
         with connect(forwarder.redis_url, retries=0) as redis, pytest.raises(RedisConnectionError):
             redis.ping()
         wait_until(lambda: reasons != [])
     assert "ask for a new invite" in reasons[0] and len(reasons) == 1
+
+
+def test_nothing_that_a_machine_sends_counts_once_its_invite_was_withdrawn(
+    plane: Plane, tmp_path: Path, redis: Redis, job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "CHECK_S", 60)  # a gateway that does not know of it yet
+    machine, access = plane.joined(tmp_path)
+    worker, keys = seated(redis, machine, job_id)
+    seat = f"{worker}-{job_id}-0-1"
+    store = RoundStore(redis, job_id)
+    store.publish("{}")
+    opened(redis, store, PLAN.round(0))
+    near = WorkerSession(redis, job_id, "feedbeefwork", HEX)
+    assert take_seat(near) == "running"
+    with Forwarder(access) as forwarder, connect(forwarder.redis_url, retries=0) as far:
+        session = WorkerSession(far, job_id, worker, HEX)
+        assert session.join(seat, {"name": "x"}) == "running"
+        units = session.lease(str(ZERO)).micro_batches
+        assert plane.owner.delete(f"/v1/invites/{machine}").status_code == 204
+        assert send(session, ZERO, *units, nonce=HEX) == "fenced"
+        with pytest.raises(Fenced):
+            session.join(seat, {"name": "x"})
+    assert not redis.exists(keys.received()) and redis.hkeys(keys.sessions()) == [b"feedbeefwork"]
+    assert {*units} & {*near.lease(str(ZERO)).micro_batches}
 
 
 def test_a_machine_stays_known_when_old_invites_are_deleted(plane: Plane, tmp_path: Path) -> None:

@@ -16,13 +16,14 @@ from api.projection.projector import Projector
 from api.publication.outbox import Courier
 from api.scheduler.bans import Bans
 from api.scheduler.dispatcher import Dispatcher
-from api.scheduler.machines import Roll
+from api.scheduler.machines import Roll, confined
 from api.tables import WORKER
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import WorkerInfo, register, unregister
 from computeshare.runtime.signatures import SigningKey
+from computeshare.types import machine_of
 from computeshare.worker.invite import introduction
 from tests.support.event_stream import WORKERS, Feed
 from tests.support.scheduling_clock import Clock, Killed, dying, online, queued, seats
@@ -39,7 +40,7 @@ def ban(feed: Feed, strikes: int = 5) -> None:
             "refused", worker=LIAR, nonce=f"n{number}", base="", micro_batch=number, reason="checksum", strike=True
         )
     feed.redis.hset(feed.keys.banned(), LIAR, "checksum")
-    feed.redis.hset(feed.keys.strikes(), LIAR, strikes)
+    feed.redis.hset(feed.keys.strikes(), machine_of(LIAR), strikes)
     feed.send("banned", worker=LIAR, session="s1", strikes=strikes, reason="checksum")
 
 
@@ -248,6 +249,22 @@ def test_unban_over_rest(client: TestClient, redis: Redis) -> None:
     assert client.post(f"/v1/jobs/{job}/workers/nobody/unban").status_code == 404
     assert client.post(f"/v1/jobs/nojob/workers/{LIAR}/unban").status_code == 404
     assert f'data-unban="{LIAR}"' not in client.get(f"/jobs/{job}", headers={"Accept": "text/html"}).text
+
+
+def test_a_machine_serves_its_invites_queue_and_none_once_that_was_withdrawn(database: Database) -> None:
+    invites = InviteService(database, public_url="https://home.example")
+    made, code = invites.create("mnist", 15)
+    invites.take_up(code, Introduction(**introduction("anna", code, SigningKey.new())), from_here=False)
+    ids, said = (f"{made.id}work", "bbbbbbbbwork1"), ("mnist", "other")
+    workers = [WorkerInfo(one, "anna", "cpu", said, {}, 1, "mac", 1) for one in ids]
+
+    def served() -> list[tuple[str, ...]]:
+        with database.engine.connect() as connection:
+            return [worker.queues for worker in confined(connection, workers)]
+
+    assert served() == [("mnist",), said]
+    invites.withdraw(made.id)
+    assert served() == [(), said]
 
 
 @pytest.mark.parametrize("withdrawn", [False, True])
