@@ -1,13 +1,18 @@
-"""Measures the broker through the gateway beside direct TCP and direct TLS: messages of 45 MB, and small commands.
+"""Measures the broker through the gateway beside direct TCP and direct TLS: messages of 45 MB, and small commands; or
+how soon a machine is cut once its invite was withdrawn.
 
     python -m bench.gateway [--pairs 5] [--nginx]
+    python -m bench.gateway --revocations 20
 
 The gateway runs in a process of its own with TLS (as `computeshare-gateway` behind nginx with `--nginx`: real TLS by
 HTTP/1.1); direct TLS is Debian's `redis-server`, which has TLS built in. All on this machine's loopback. Medians.
 """
 
 import argparse
+import contextlib
+import functools
 import os
+import random
 import shutil
 import ssl
 import statistics
@@ -18,8 +23,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from api.database import Database
 from api.fleet.invites import Introduction, InviteService
@@ -36,6 +43,8 @@ from computeshare.worker.invite import introduction
 
 BYTES, PINGS = 45_000_000, 500
 JOB = JobKeys("bench")
+WEIGHTS = JOB.weights("1.0.0123456789abcdef")
+"""The hash that is read: machines may not write it, nor read what they have written."""
 Way = tuple[Redis, str]
 """A client, and the key of a hash that it may write."""
 NGINX = """
@@ -59,15 +68,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5, help="rounds in which each way is measured once")
     parser.add_argument("--nginx", action="store_true", help="TLS by nginx in front of the gateway")
+    parser.add_argument("--revocations", type=int, default=0, help="instead: withdraw so many invites, one by one")
     options = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         certify(folder)
         broker = EmbeddedBroker.start(folder / "broker.log")
         stack.callback(broker.stop)
+        if options.revocations:
+            print(markdown(Part([Table("Withdrawn invites", *revocations(folder, broker.url, options.revocations))])))
+            return
         ways: dict[str, Way] = {"direct TCP": (Redis.from_url(_tcp(broker.url), socket_timeout=60), "bench")}
         if server := shutil.which("redis-server"):
             ways["direct TLS"] = stack.enter_context(broker_over_tls(server, folder))
+        with connect(broker.url) as direct:
+            fill(direct)
         ways["gateway"] = stack.enter_context(through_gateway(folder, broker.url, None))
         if options.nginx:
             ways["gateway, TLS by nginx"] = stack.enter_context(through_gateway(folder, broker.url, "nginx"))
@@ -124,6 +139,7 @@ def broker_over_tls(server: str, folder: Path) -> Iterator[Way]:
     command = [server, "--port", "0", "--tls-port", port, *files, "--tls-auth-clients", "no", "--save", ""]
     redis = Redis.from_url(f"rediss://127.0.0.1:{port}?ssl_cert_reqs=none", socket_timeout=60)
     with running(command, folder, redis.ping), redis:
+        fill(redis)
         yield redis, "bench"
 
 
@@ -133,15 +149,12 @@ def through_gateway(folder: Path, broker_url: str, proxy: str | None) -> Iterato
     home = folder / f"home-{proxy}"
     database = Database(f"sqlite:///{home / 'computeshare.db'}")
     database.migrate()
-    invites = InviteService(database, None, "https://localhost")
-    made, code = invites.create("default", 15)
-    key = MachineKey(home / "machine.key")
-    invites.take_up(code, Introduction(**introduction("bench", code, key.current())), from_here=True)
+    machine, key = joined(InviteService(database, None, "https://localhost"), home)
     port, front = free_port(), free_port()
     pem = (folder / "cert.pem").read_text() if proxy else ""
     url = f"https://localhost:{front}" if proxy else f"http://127.0.0.1:{port}"
-    access = GatewayAccess(f"{url}/v1/gateway", made.id, key, pem)
-    worker = f"{made.id}bench"
+    access = GatewayAccess(f"{url}/v1/gateway", machine, key, pem)
+    worker = f"{machine}bench"
     with connect(broker_url) as direct:
         direct.hset(JOB.seats(), worker, f"{worker}-bench-0-1")
     with ExitStack() as stack:
@@ -151,24 +164,84 @@ def through_gateway(folder: Path, broker_url: str, proxy: str | None) -> Iterato
             (folder / "nginx.conf").write_text(NGINX.format(folder=folder, host="127.0.0.1", port=front, target=port))
             own = [str(shutil.which("nginx")), "-e", str(folder / "nginx.log"), "-c", str(folder / "nginx.conf")]
             stack.enter_context(running(own, folder, lambda: ssl.get_server_certificate(("127.0.0.1", front))))
-        environment = {"COMPUTESHARE_REDIS_URL": broker_url, "COMPUTESHARE_HOME": str(home)}
-        own = [sys.executable, "-m", "api.gateway.process", "--port", str(port)]
-        stack.enter_context(running(own, folder, redis.ping, **environment))
-        yield redis, JOB.inner(f"{worker}:{'0' * 32}")
+        stack.enter_context(gateway_process(folder, home, broker_url, port, redis.ping))
+        yield redis, JOB.staged(f"{worker}:{'0' * 32}:0")
     database.close()
+
+
+def joined(invites: InviteService, home: Path) -> tuple[str, MachineKey]:
+    """A machine that has joined: its id, and its key in this folder."""
+    made, code = invites.create("default", 15)
+    key = MachineKey(home / "machine.key")
+    invites.take_up(code, Introduction(**introduction("bench", code, key.current())), from_here=True)
+    return made.id, key
+
+
+@contextmanager
+def gateway_process(
+    folder: Path, home: Path, broker_url: str, port: int, ready: Callable[[], object]
+) -> Iterator[None]:
+    """A gateway in a process of its own, with the database in `home`."""
+    environment = {"COMPUTESHARE_REDIS_URL": broker_url, "COMPUTESHARE_HOME": str(home)}
+    with running([sys.executable, "-m", "api.gateway.process", "--port", str(port)], folder, ready, **environment):
+        yield
+
+
+def revocations(folder: Path, broker_url: str, count: int) -> tuple[list[str], list[list[Cell]]]:
+    """How long the connections of machines stay open once the withdrawal of their invites was answered, at a gateway in
+    a process of its own; as a table's columns and row.
+    """
+    home, port, seconds = folder / "home", free_port(), []
+    database = Database(f"sqlite:///{home / 'computeshare.db'}")
+    database.migrate()
+    with connect(broker_url) as direct, ExitStack() as stack:
+        invites = InviteService(database, None, "https://localhost", lambda: direct)
+        url = f"http://127.0.0.1:{port}"
+        stack.enter_context(gateway_process(folder, home, broker_url, port, lambda: urlopen(f"{url}/healthz")))
+        for number in range(count):
+            machine, key = joined(invites, home / str(number))
+            with Forwarder(GatewayAccess(f"{url}/v1/gateway", machine, key, "")) as forwarder:
+                connection = Redis.from_url(forwarder.redis_url).connection_pool.get_connection()
+                time.sleep(random.random())  # the gateway looks once a second
+                invites.withdraw(machine)
+                answered = time.perf_counter()
+                with contextlib.suppress(RedisConnectionError):
+                    while True:
+                        connection.send_command("PING", check_health=False)
+                        connection.read_response()
+                seconds.append(time.perf_counter() - answered)
+    database.close()
+    found: list[Cell] = [count, statistics.median(seconds), max(seconds)]
+    return ["revocations", "median until cut, s", "longest, s"], [found]
+
+
+@functools.cache
+def message() -> bytes:
+    """45 MB that do not compress."""
+    return random.Random(0).randbytes(BYTES)
+
+
+def parts_of(blob: bytes) -> list[memoryview]:
+    """A message's parts, as updates and weights are sent."""
+    return [memoryview(blob)[at : at + PART_BYTES] for at in range(0, len(blob), PART_BYTES)]
+
+
+def fill(redis: Redis) -> None:
+    """Store the message that is read."""
+    redis.hset(WEIGHTS, mapping={str(at): bytes(part) for at, part in enumerate(parts_of(message()))})
 
 
 def measure(redis: Redis, key: str) -> tuple[float, float, float]:
     """MB/s up and down of a message in parts, as updates are sent, and the milliseconds of a PING."""
-    blob = os.urandom(BYTES)
-    parts = [memoryview(blob)[at : at + PART_BYTES] for at in range(0, BYTES, PART_BYTES)]
+    blob = message()
+    parts = parts_of(blob)
     rooms = [memoryview(bytearray(part.nbytes)) for part in parts]
     wire = Wire(redis, stall_s=30)
     wire.exchange([("PING",)])
     began = time.perf_counter()
     wire.exchange([("HSET", key, str(at), part) for at, part in enumerate(parts)])
     sent = time.perf_counter()
-    wire.exchange([("HGET", key, str(at)) for at in range(len(parts))], into=rooms)
+    wire.exchange([("HGET", WEIGHTS, str(at)) for at in range(len(parts))], into=rooms)
     received = time.perf_counter()
     assert b"".join(rooms) == blob
     times = []
