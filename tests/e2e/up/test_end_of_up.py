@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
 from computeshare.up.embedded_broker import free_port
+from tests.support.control_plane import control_plane
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -29,6 +31,15 @@ def alive(process: psutil.Process) -> bool:
 def listens(port: int) -> bool:
     with socket.socket() as tried:
         return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_up_listens_on_this_machine_alone_unless_asked(tmp_path: Path) -> None:
+    with control_plane(tmp_path / "home") as plane, plane.worker("near"):
+        up = psutil.Process(plane.process.pid)
+        processes = [up, *up.children(recursive=True)]
+        found = [one.laddr for each in processes for one in each.net_connections("inet") if one.status == "LISTEN"]
+        assert urlsplit(plane.url).port in [address.port for address in found]
+        assert {address.ip for address in found} <= {"127.0.0.1", "::1"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
