@@ -1,4 +1,4 @@
-"""The machines that may use the gateway, and the broker's user for each.
+"""The machines that may use the gateway.
 
 A machine is the invite that it took up, with the public key that it gave.
 """
@@ -50,8 +50,7 @@ class Machines:
             return {row.id: Machine(row.id, row.worker or "", row.public_key) for row in connection.execute(query)}
 
     def broker_url(self, machine: Machine) -> str:
-        """The broker's address, user and password for this machine's connections, which the gateway keeps to itself.
-
-        All machines share the control plane's user: a user of its own for each machine belongs here.
+        """The broker's address and password for this machine's connections, which the gateway keeps to itself: the
+        control plane's own, since a user of the broker for each machine would confine nobody (ADR 31).
         """
         return self._broker_url()
