@@ -164,7 +164,7 @@ class RoundStore:
         """End the sessions of all workers of a machine, free their leases, and take their seats away: nothing that they
         send from now on counts.
         """
-        known: list[Any] = [*self.redis.hkeys(self.keys.seats()), *self.redis.hkeys(self.keys.sessions())]  # type: ignore[misc]
+        known: list[Any] = [*self.redis.hkeys(self.keys.seats()), *self.redis.hkeys(self.keys.sessions())]
         for worker in {one.decode(errors="replace") for one in known}:
             if machine_of(worker) == machine:
                 self.redis.hdel(self.keys.seats(), worker)  # first: else it could join again
