@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 from redis import Redis
@@ -201,7 +202,7 @@ def revocations(folder: Path, broker_url: str, count: int) -> tuple[list[str], l
         for number in range(count):
             machine, key = joined(invites, home / str(number))
             with Forwarder(GatewayAccess(f"{url}/v1/gateway", machine, key, "")) as forwarder:
-                connection = Redis.from_url(forwarder.redis_url).connection_pool.get_connection()
+                connection: Any = Redis.from_url(forwarder.redis_url).connection_pool.get_connection()
                 time.sleep(random.random())  # the gateway looks once a second
                 invites.withdraw(machine)
                 answered = time.perf_counter()
