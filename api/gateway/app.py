@@ -17,7 +17,7 @@ from api.gateway.challenge import ANSWER_S, is_proven
 from api.gateway.commands.access import Access
 from api.gateway.commands.filter import CommandFilter
 from api.gateway.commands.holdings import Holdings
-from api.gateway.commands.rates import Rates
+from api.gateway.commands.rates import CALL_S, CALLS, SELDOM, Rates
 from api.gateway.commands.replies import Replies, Unread
 from api.gateway.machines import Machine, Machines
 from api.gateway.refusals import Refusals
@@ -87,7 +87,7 @@ class Gateway:
         self._machines, self._traffic, self._limits = machines, traffic, limits or Limits()
         self._access, self._holdings, self.refusals = access, holdings, Refusals()
         self._tries, self._openings = Throttle(TRIES, TRY_S), Throttle(OPENINGS, OPENING_S)
-        self.rates = Rates()
+        self.rates = Rates(Throttle(CALLS, CALL_S), {name: Throttle(*limit) for name, limit in SELDOM.items()})
         self._open: set[_Open] = set()
         self._asked: Counter[tuple[str, str]] = Counter()  # still to prove who they are, by address and machine's id
         self._unread: WeakValueDictionary[str, Unread] = WeakValueDictionary()

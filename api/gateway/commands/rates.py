@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Mapping
+from typing import Protocol
 
 import structlog
 
-from api.http.throttle import Throttle
 from computeshare.runtime.log_lines import Seldom
 from computeshare.transport.refusals import for_now
 
@@ -17,21 +17,35 @@ LOGGED_EVERY_S = 60.0
 log = structlog.get_logger()
 
 
-class Rates:
-    """Rates of all machines at one gateway."""
+class Permits(Protocol):
+    """Permits by key, of which each key gets further ones as time passes: `api.http.throttle.Throttle`."""
 
-    def __init__(self, calls: int = CALLS, call_s: float = CALL_S) -> None:
-        self._calls = Throttle(calls, call_s)
-        self._seldom = {name: Throttle(most, again_s) for name, (most, again_s) in SELDOM.items()}
+    def wait_s(self, key: str) -> float:
+        """Seconds until there is a permit for this key; 0: now."""
+
+    def take(self, key: str) -> None:
+        """Take a permit of this key, if there is one."""
+
+
+class Rates:
+    """Rates of all machines at one gateway.
+
+    Args:
+        calls: permits of a machine to call scripts.
+        seldom: the same by script, for those of `SELDOM`.
+    """
+
+    def __init__(self, calls: Permits, seldom: Mapping[str, Permits]) -> None:
+        self._calls, self._seldom = calls, dict(seldom)
         self._logged = Seldom(LOGGED_EVERY_S)
 
     def refusal(self, machine: str, script: str) -> str | None:
         """Why a machine may not call a script now; None: it may, which counts the call."""
-        if (throttle := self._seldom.get(script)) is None:
+        if (permits := self._seldom.get(script)) is None:
             return None
-        if wait_s := throttle.wait_s(machine):
+        if wait_s := permits.wait_s(machine):
             return for_now(f"this machine calls {script} too often", wait_s)
-        throttle.take(machine)
+        permits.take(machine)
         return None
 
     def has_room(self, machine: str) -> bool:

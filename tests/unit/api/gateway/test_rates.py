@@ -9,6 +9,7 @@ from api.gateway.commands import rates
 from api.gateway.commands.filter import CommandFilter
 from api.gateway.commands.rates import Rates
 from api.gateway.commands.replies import Replies, Unread
+from api.http.throttle import Throttle
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.scripts import script
 from tests.support.coroutines import asynchronously
@@ -27,6 +28,10 @@ def lease(machine: str = MACHINE) -> bytes:
     return framed(b"EVALSHA", digest.encode(), *(str(each).encode() for each in inputs))
 
 
+def rated(calls: int = rates.CALLS, call_s: float = rates.CALL_S) -> Rates:
+    return Rates(Throttle(calls, call_s), {name: Throttle(*limit) for name, limit in rates.SELDOM.items()})
+
+
 def connection(limits: Rates, machine: str = MACHINE) -> CommandFilter:
     anything: Any = Everything()
     return CommandFilter(machine, anything, lambda _: None, Replies(Unread()), Counter(), limits, anything)
@@ -34,7 +39,7 @@ def connection(limits: Rates, machine: str = MACHINE) -> CommandFilter:
 
 def test_the_scripts_that_a_machine_calls_per_second_are_limited_over_all_its_connections() -> None:
     async def check() -> None:
-        limits = Rates(calls=5, call_s=1000)
+        limits = rated(5, 1000)
         one, two = connection(limits), connection(limits)
         assert await passes(one, lease() * 3) == (lease() * 3, True)
         assert await passes(two, lease() * 3) == (lease() * 2, False)
@@ -47,7 +52,7 @@ def test_the_scripts_that_a_machine_calls_per_second_are_limited_over_all_its_co
 
 def test_a_machine_that_is_too_fast_goes_on_at_its_rate() -> None:
     async def check() -> None:
-        one, out = connection(Rates(calls=1, call_s=0.001)), b""
+        one, out = connection(rated(1, 0.001)), b""
         async with asyncio.timeout(10):
             async for pieces in one.passed(lease() * 50):
                 out += b"".join(pieces)
@@ -57,7 +62,7 @@ def test_a_machine_that_is_too_fast_goes_on_at_its_rate() -> None:
 
 
 def test_what_adds_to_the_timeline_is_called_seldom_by_a_machine_of_all_its_workers() -> None:
-    limits = Rates()
+    limits = rated()
     for name, (most, _) in rates.SELDOM.items():
         assert [limits.refusal(MACHINE, name) for _ in range(most)] == [None] * most
         assert f"calls {name} too often: try again in" in str(limits.refusal(MACHINE, name))

@@ -8,7 +8,6 @@ import pytest
 
 from api.gateway.commands.filter import CommandFilter, TooMuchUnfinished
 from api.gateway.commands.parser import COMMAND_BYTES
-from api.gateway.commands.rates import Rates
 from api.gateway.commands.replies import MOST_COMMANDS, MOST_OF_ONE, MOST_PARTS, Replies, ReplyStream, Unread
 from computeshare.protocol.keys import JobKeys
 from tests.support.coroutines import asynchronously
@@ -37,6 +36,9 @@ class Everything:
     def known(self, *_: object) -> bool:
         return True
 
+    def refusal(self, *_: object) -> None:
+        return None
+
     def __getattr__(self, _: str) -> Any:
         return lambda *_: True
 
@@ -46,7 +48,7 @@ def filters(count: int) -> list[CommandFilter]:
     unread, unfinished = Unread(), Counter[str]()
     anything: Any = Everything()
     return [
-        CommandFilter("12345678", anything, lambda _: None, Replies(unread), unfinished, Rates(), anything)
+        CommandFilter("12345678", anything, lambda _: None, Replies(unread), unfinished, anything, anything)
         for _ in range(count)
     ]
 
