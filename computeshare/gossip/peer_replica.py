@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import structlog
@@ -18,6 +18,16 @@ from computeshare.training.work_units import AnyReplica, Compilation, Take, Upda
 from computeshare.types import Message, Vector
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A peer's weights, the number of its units, its momentum, and the job's incarnation, at a moment."""
+
+    own: Weights
+    units: int
+    momentum: Vector
+    incarnation: str
 
 
 class PeerReplica:
@@ -47,8 +57,6 @@ class PeerReplica:
         self._references: dict[str, Vector] = {}
         """Token to the parameters of the recent versions, the last one loaded last."""
         self._own: Weights | None = None
-        self._before: tuple[Weights, int, Vector] | None = None
-        """For `go_back`: the weights, the units made and the momentum."""
         self._momentum = np.empty(0, np.float32)
         self._units, self._loss, self._incarnation = 0, math.inf, ""
         self._remarks = Seldom(REMARK_EVERY_S)
@@ -72,7 +80,7 @@ class PeerReplica:
             self._incarnation, self._units = incarnation, 0
             self._start(weights)
         else:
-            self._own = replace(self._own, counters=weights.counters)
+            self._own = replace(self._own, counters=weights.counters.copy())
 
     def compute(self, unit: int, goes_on: Callable[[], bool] = lambda: True, take: Take | None = None) -> Update:
         """Average this peer's weights with another's, and take the unit's steps from there, then the outer step. The
@@ -94,16 +102,18 @@ class PeerReplica:
             take(bucket, difference[where])
         return Update(difference, self._own.buffers, update.loss)
 
-    def mark(self) -> None:
-        """Save this peer's weights for `go_back`."""
+    def mark(self) -> Mark:
+        """This peer's weights as they are, for `go_back`."""
         assert self._own is not None, "a version was loaded"
-        self._before = self._own, self._units, self._momentum
+        return Mark(self._own, self._units, self._momentum, self._incarnation)
 
-    def go_back(self) -> None:
-        """Return to the weights of the last `mark`: the units since then do not count, nor does what was exchanged."""
+    def go_back(self, mark: Mark) -> None:
+        """Return to the weights of `mark`, unless the job was restored: the units since then do not count, nor does the
+        last exchange.
+        """
         self.exchange.forget()
-        if self._before:
-            self._own, self._units, self._momentum = self._before
+        if mark.incarnation == self._incarnation:
+            self._own, self._units, self._momentum = mark.own, mark.units, mark.momentum
 
     def report(self) -> Report:
         """What was exchanged since the last report."""
@@ -111,11 +121,10 @@ class PeerReplica:
 
     def _start(self, reference: Weights) -> None:
         """Begin with the weights of a random other peer that has the same reference, else with the reference itself."""
-        self._own = replace(reference, parameters=reference.parameters.copy())
+        self._own = reference.copy()
         if found := self.exchange.begin(lambda published: published.token in self._references):
-            self._own = Weights(found.parameters, found.buffers, reference.counters)
+            self._own = Weights(found.parameters, found.buffers, self._own.counters)
         self._momentum = np.zeros_like(self._own.parameters if self._averaging.outer_momentum else self._momentum)
-        self._before = None
 
     def _decode(self, published: Published, message: Message) -> tuple[Vector, Vector] | None:
         """None: the other has another reference, for which neither is to blame."""

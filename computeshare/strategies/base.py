@@ -227,6 +227,11 @@ class Strategy(Part):
         return 0
 
     @property
+    def overlaps(self) -> bool:
+        """Whether a worker computes while its last updates are sent and the next version comes."""
+        return self.lag > 0 or self.averaging is not None
+
+    @property
     def recent(self) -> int:
         """Number of recent versions, including the current one, that an accepted update may be computed on."""
         return 1 + self.lag
@@ -278,10 +283,10 @@ class Strategy(Part):
 
     @property
     def extra_vectors(self) -> int:
-        """Vectors of the model's size in a worker's memory besides `LEAST_VECTORS`: with a lag, the two versions that
-        are held and the updates being sent.
+        """Vectors of the model's size in a worker's memory besides `LEAST_VECTORS`: where it computes meanwhile, the
+        two versions that are held and the updates being sent.
         """
-        return 3 * self.lag
+        return 3 * self.overlaps
 
     def sent(self, values: Vector) -> Vector:
         """The values that a worker sends for a bucket of its update; `values` is not changed."""

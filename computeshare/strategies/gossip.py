@@ -142,10 +142,11 @@ class GossipStrategy(Strategy):
 
     @property
     def extra_vectors(self) -> int:
-        """Own weights now and before the unit, the references, the other's weights, the difference, inner state, and
-        the momentum now and before the unit.
+        """Also own weights and momentum now and before each of the last two units, the references, the other's weights,
+        the difference, and inner state.
         """
-        return 4 + self.recent + (1 if self.inner_optimizer.name == "SGD" else 2) + 2 * (self.outer_momentum > 0)
+        own = 5 + self.recent + (1 if self.inner_optimizer.name == "SGD" else 2) + 3 * (self.outer_momentum > 0)
+        return super().extra_vectors + own
 
     def gradient(self, updates: Iterable[Vector], about: Contributions, out: Vector | None = None) -> Vector:
         """The version's weights minus the mean of the peers' weights, weighted by samples of their units."""

@@ -10,7 +10,8 @@
 -- a second machine of the same kind computes as well: a worker cannot tell such a copy from its own units, and `secret`,
 -- which no worker knows, decides which units these are; copies of suspected units come before all other units, and
 -- disputed units go to a third machine of the kind, whatever its share), `peers` (1: a worker publishes its weights after
--- each unit, so it gets one at a time), `singles` (1: leases are single units whatever a worker's speed, which is that of a chain),
+-- each unit, so it gets one at a time, on any of the `recent` versions but the last, which the next version makes too
+-- old), `singles` (1: leases are single units whatever a worker's speed, which is that of a chain),
 -- `delay` (1: a round's units are computed on the version before the round's own; when it has none left, units of the
 -- next round are leased, of which there are `ahead`, to be computed on the current version. The answer names the version
 -- to compute on, which may be another than the worker's).
@@ -22,6 +23,7 @@ local free_key, speeds_key, events_key, banned_key, suspects_key = KEYS[6], KEYS
 local news_key = KEYS[11] -- of the version after the token's
 local audits_key, copies_key, kinds_key, disputes_key = KEYS[12], KEYS[13], KEYS[14], KEYS[15]
 local early_key = KEYS[16] -- what the next round has received
+local recent_key = KEYS[17] -- tokens of the versions that an update may be computed on, the newest first
 local token, worker, session = ARGV[1], ARGV[2], ARGV[3]
 local and_news = ARGV[4] -- 1: the worker reads the news right after this script, so if the next version is current
 -- and has news, the lease is on the next version; else 0
@@ -38,24 +40,27 @@ local FETCHED_FACTOR = 4 -- times the cost of a backup on a version that the wor
 local EXPECTED_MS = 250 -- how much later than this worker the others may ask
 local status, current, first, count, cursor, version, opened, total, closed, needed, base, backup,
   sharers, fewest, unmeasured, doubled, audit, secret, peers, singles, delay, ahead,
-  ahead_cursor = unpack(redis.call("HMGET", round_key, "status", "token", "first", "count", "cursor", "version",
+  ahead_cursor, recent = unpack(redis.call("HMGET", round_key, "status", "token", "first", "count", "cursor", "version",
   "opened", "total", "closed", "needed", "base", "backup", "sharers", "fewest", "unmeasured", "doubled", "audit",
-  "secret", "peers", "singles", "delay", "ahead", "ahead_cursor"))
+  "secret", "peers", "singles", "delay", "ahead", "ahead_cursor", "recent"))
 if not status then return {"gone", "", 0} end
 if status ~= "running" then return {status, current, 0} end
 if redis.call("HGET", sessions_key, worker) ~= session then
   return {redis.call("HEXISTS", banned_key, worker) == 1 and "banned" or "fenced", current, 0}
 end
 delay = delay == "1"
-if current ~= token and not delay and (and_news == "0" or base ~= token or redis.call("EXISTS", news_key) == 0) then
-  return {"stale", current, 0}
+local function suffices() -- whether the worker may compute without another version
+  if current == token or delay then return true end
+  if peers == "1" then return (redis.call("LPOS", recent_key, token) or tonumber(recent)) < tonumber(recent) - 1 end
+  return and_news == "1" and base == token and redis.call("EXISTS", news_key) == 1
 end
+if not suffices() then return {"stale", current, 0} end
 first, count, cursor, total = tonumber(first), tonumber(count), tonumber(cursor), tonumber(total)
 needed, opened = tonumber(needed), tonumber(opened)
 sharers, fewest, unmeasured = tonumber(sharers), tonumber(fewest), tonumber(unmeasured)
 audit, version = tonumber(audit or "0"), tonumber(version)
 
-local on, cursor_name = delay and base ~= "" and base or current, "cursor" -- on: the version to compute on
+local on, cursor_name = delay and base ~= "" and base or peers == "1" and token or current, "cursor" -- on: the version to compute on
 local rounds = {{first, count, tonumber(cursor), needed, total, received_key, on, version, cursor_name}}
 if delay and tonumber(ahead) > 0 then
   ahead = tonumber(ahead)

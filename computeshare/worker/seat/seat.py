@@ -45,12 +45,12 @@ from computeshare.transport.rate_limit import Pacer, parse_rate
 from computeshare.transport.wire import Wires
 from computeshare.worker.recipe_consent import Consent
 from computeshare.worker.seat.bundle_fetch import fetched
-from computeshare.worker.seat.delay.delayed_loop import DelayedLoop
-from computeshare.worker.seat.delay.update_uploads import Uploads
-from computeshare.worker.seat.delay.version_reader import KEPT, VersionReader
 from computeshare.worker.seat.drafts.draft_reader import DraftReader
 from computeshare.worker.seat.lease_keeper import LeaseKeeper
 from computeshare.worker.seat.link_benchmark import measure
+from computeshare.worker.seat.overlap.overlapping_loop import OverlappingLoop
+from computeshare.worker.seat.overlap.update_uploads import Uploads
+from computeshare.worker.seat.overlap.version_reader import KEPT, VersionReader
 from computeshare.worker.seat.progress_pipe import SeatProgress, Teller
 from computeshare.worker.seat.seat_loop import ASKED, SeatLoop, SeatStatus
 from computeshare.worker.seat.seat_setup import SeatMemory, test_device, trial_precisions
@@ -103,8 +103,8 @@ class SeatSession:
         self.session = WorkerSession(redis, seat.job, seat.worker, session_id, self.wires)
         self.keeper = LeaseKeeper(self.session)
         self.others: list[Wires] = []
-        """Of threads: for other workers' weights, where the strategy has peers; for both directions, with a delay; for
-        what goes from stage to stage.
+        """Of threads: for other workers' weights, where the strategy has peers; for both directions, where a seat
+        computes meanwhile; for what goes from stage to stage.
         """
         self.status = SeatStatus()
         self.memory: SeatMemory | None = None
@@ -211,14 +211,14 @@ class SeatSession:
         feedback = feedback_of(CODECS[codecs.up], layout)
         encoder = UpdateEncoder(CODECS[codecs.up], layout, feedback, compress=not is_next_door(self.redis))
         replicas = computation.replicas(self.spec)
-        if peer := self._peer(replicas[0], layout, lambda: inbox.token):
+        if peer := self._peer(replicas[0], layout, lambda: loop.token):
             replicas = [peer]  # a worker is one peer, on its first device
         if self.spec.privacy:
             replicas = [PrivateReplica(one, self.spec.privacy, layout) for one in replicas]
         devices = self.devices = DeviceGroup(replicas, computation.names)
         self.session.devices = len(replicas)
         self._tell_compilation(devices.compilation)
-        overlaps = self.spec.strategy.lag > 0
+        overlaps = self.spec.strategy.overlaps
         drafts = self._drafts(layout)
         into, kept = (None, KEPT) if overlaps else (devices.room, 1)
         inbox = Inbox(self.session, codecs.down, layout, into, drafts, kept)
@@ -230,12 +230,13 @@ class SeatSession:
         about_seat = memory, self.status, self.stop
         if overlaps:
             versions, uploads = self._overlapping(inbox, encoder)
-            reason = DelayedLoop(self.spec, self.session, devices, feedback, versions, uploads, *about_seat).run()
+            loop = OverlappingLoop(self.spec, self.session, devices, feedback, versions, uploads, *about_seat, peer)
+            reason = loop.run()
         else:
             outbox = UpdateQueue(self.session, encoder, offers=drafts is not None)
             with self.keeper, drafts or contextlib.nullcontext():
                 reason = SeatLoop(
-                    self.spec, self.session, self.keeper, devices, feedback, inbox, outbox, *about_seat, peer
+                    self.spec, self.session, self.keeper, devices, feedback, inbox, outbox, *about_seat
                 ).run()
         self._hand_over(devices)
         return reason

@@ -12,7 +12,6 @@ import structlog
 from computeshare.bundles.exchange import Fetched
 from computeshare.codecs.feedback import Feedback
 from computeshare.errors import CodecError, Interrupted, JobGone
-from computeshare.gossip.peer_replica import PeerReplica
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.worker_session import Grant, Receipt, Waiting, WorkerSession
 from computeshare.runtime.failpoints import failpoint
@@ -112,14 +111,11 @@ class SeatLoop:
         memory: SeatMemory,
         status: SeatStatus,
         stop: threading.Event,
-        peer: PeerReplica | None = None,
         about: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        """`peer`: the replica, where the strategy has peers; `about`: what else to say of a submission."""
+        """`about`: what else to say of a submission."""
         self.session, self.keeper, self.devices, self.inbox, self.outbox = session, keeper, devices, inbox, outbox
-        self.peer, self.status, self.stop = peer, status, stop
-        self.marked = [one for one in (feedback, peer) if one]
-        """What goes back to where it was if an update does not count."""
+        self.feedback, self.status, self.stop = feedback, status, stop
         self._about = about
         self._strategy, self._plan, self._memory = spec.strategy, spec.plan, memory
         self._waiting_s = 0.0
@@ -250,8 +246,8 @@ class SeatLoop:
         self.outbox.forget()
 
     def _go_back(self) -> None:
-        for one in self.marked:
-            one.go_back()
+        if self.feedback:
+            self.feedback.go_back()
 
     def _compute(self, grant: Grant) -> dict[str, float]:
         """Compute the leased units' updates into the outbox. Returns seconds by activity.
@@ -260,8 +256,8 @@ class SeatLoop:
         """
         started = time.perf_counter()
         outbox = self.outbox
-        for one in self.marked:
-            one.mark()
+        if self.feedback:
+            self.feedback.mark()
         try:
             self.devices.compute(grant.micro_batches, self._compute_unit)
         except BaseException:
@@ -283,10 +279,6 @@ class SeatLoop:
         started = time.perf_counter()
         seconds["uploading"] = self._uploading_s
         report = report_of(self.outbox.bytes, self.inbox.bytes, self._memory, seconds) | self._about()
-        if self.peer:
-            about = self.peer.report()
-            report["bytes_down"] += about.bytes
-            report |= {"exchange": about.met} if about.met else {}
         waiting = self._expected(token, seconds["computing"])
         self._waiting_s = 0.0
         receipt = when_there_is_room(lambda: self.outbox.submit(token, report, waiting), self.stop)

@@ -186,15 +186,15 @@ def test_a_units_outer_step_has_nesterov_momentum() -> None:
 def test_what_did_not_count_is_undone() -> None:
     found, stepper, _ = peer(Board(), outer_momentum=0.5)
     found.compute(0)
-    found.mark()
+    mark = found.mark()
     before = found.compute(1).vector
-    found.go_back()
+    found.go_back(mark)
     assert np.array_equal(found.compute(1).vector, before)
-    found.mark()
+    mark = found.mark()
     stepper.interrupted = True
     with pytest.raises(Interrupted):
         found.compute(2)
-    found.go_back()
+    found.go_back(mark)
     stepper.interrupted = False
     assert found.compute(2).vector[0] < before[0]
 
@@ -288,11 +288,11 @@ def test_a_unit_that_is_lost_reports_no_exchange() -> None:
     board = Board(other=(FIRST, message(-8)))
     found, stepper, _ = peer(board)
     found.compute(0)
-    found.mark()
+    mark = found.mark()
     stepper.interrupted = True
     with pytest.raises(Interrupted):
         found.compute(1)
-    found.go_back()
+    found.go_back(mark)
     assert found.report().met == {}
 
 

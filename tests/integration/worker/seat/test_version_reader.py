@@ -7,7 +7,7 @@ import pytest
 
 from computeshare.protocol.worker_session import WorkerSession
 from computeshare.types import Token
-from computeshare.worker.seat.delay.version_reader import KEPT, VersionReader
+from computeshare.worker.seat.overlap.version_reader import KEPT, VersionReader
 from computeshare.worker.seat.weights_receiver import Inbox
 from tests.support.job_reducer import Hand, Job
 from tests.support.wait import wait_until

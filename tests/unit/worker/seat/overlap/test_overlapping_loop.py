@@ -12,7 +12,7 @@ from computeshare.errors import Interrupted
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.worker_session import Grant
 from computeshare.types import Token
-from computeshare.worker.seat.delay.delayed_loop import DelayedLoop
+from computeshare.worker.seat.overlap.overlapping_loop import OverlappingLoop
 from computeshare.worker.seat.seat_loop import SeatStatus
 
 SPEC = JobSpec.model_validate({"dataset": "digits", "model": "mlp", "strategy": {"kind": "sync", "delay": 1}})
@@ -37,7 +37,7 @@ def test_a_lease_that_is_called_off_before_it_is_computed_keeps_the_residual_of_
         "uploads": SimpleNamespace(begin=lambda units: units, give_up=given_up.append),
         "memory": SimpleNamespace(check_taken=lambda: None),
     }
-    loop = DelayedLoop(SPEC, feedback=feedback, status=SeatStatus(), stop=threading.Event(), **parts)
+    loop = OverlappingLoop(SPEC, feedback=feedback, status=SeatStatus(), stop=threading.Event(), **parts)
     loop._work(Grant("leased", str(Token(0, 1, "0" * 16)), 0, (3,)))
     assert given_up == released == [(3,)]
     assert np.array_equal(feedback.residual(0), owed)

@@ -41,6 +41,12 @@ class VersionReader:
         return self._inbox.bytes
 
     @property
+    def newest(self) -> str:
+        """Token of the version that was read last; empty: none is held."""
+        with self._holding:
+            return next(reversed(self._held), "")
+
+    @property
     def is_over(self) -> bool:
         """Whether the thread is to end; interrupts its connection."""
         return self._over.is_set()

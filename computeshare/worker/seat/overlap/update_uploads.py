@@ -2,7 +2,7 @@
 
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,6 +11,7 @@ from redis.exceptions import OutOfMemoryError
 
 from computeshare.codecs.messages import UpdateEncoder
 from computeshare.errors import Interrupted
+from computeshare.gossip.peer_replica import Mark
 from computeshare.protocol.worker_session import WorkerSession
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
 from computeshare.transport.connections import when_there_is_room
@@ -27,9 +28,13 @@ class Upload:
     def __init__(self, keeper: LeaseKeeper, outbox: UpdateQueue) -> None:
         self.keeper, self.outbox = keeper, outbox
         self.sent: Future[None] | None = None
+        self.units: tuple[int, ...] = ()
+        self.before: Mark | None = None
+        """Of a peer: its weights before these units, in case they do not count."""
 
     def begin(self, units: tuple[int, ...]) -> None:
         """Begin a submission for these leased units."""
+        self.units = units
         self.outbox.begin()
         self.keeper.begin(units, self.outbox.nonce)
 
@@ -38,13 +43,16 @@ class Uploads:
     """Two submissions in turn: one is sent while the other is computed, and no more updates are in memory.
 
     What an update that does not count has taken from the residual of a codec with error feedback is not given back,
-    because later updates have been encoded since.
+    because later updates have been encoded since. A peer's weights contain all of its earlier updates, so where one of
+    a peer's does not count, those after it are not sent.
     """
 
     def __init__(self, session: WorkerSession, encoder: UpdateEncoder, keepers: WorkerSession) -> None:
         """`session`: for the thread that sends; `keepers`: extends leases."""
-        self._thread, self._job = ThreadPoolExecutor(1, "uploads"), session.keys.job_id
+        self._session, self._thread = session, ThreadPoolExecutor(1, "uploads")
         self._uploads = [Upload(LeaseKeeper(keepers), UpdateQueue(session, encoder, self._thread)) for _ in range(2)]
+        self._lost: Mark | None = None
+        """Of a peer: its weights before the first update that did not count, until it has gone back."""
         self._closing, self._stop, self._remarks = ExitStack(), threading.Event(), Seldom(REMARK_EVERY_S)
 
     def __enter__(self) -> "Uploads":
@@ -58,7 +66,7 @@ class Uploads:
         self._thread.shutdown(wait=True)
         for upload in self._uploads:
             if upload.sent and (error := upload.sent.exception()):
-                log.warning("updates not sent", job=self._job, error=str(error))
+                log.warning("updates not sent", job=self._session.keys.job_id, error=str(error))
         self._closing.close()
 
     @property
@@ -76,9 +84,18 @@ class Uploads:
         upload.begin(units)
         return upload
 
-    def send(self, upload: Upload, token: str, report: dict[str, Any]) -> None:
-        """Have the thread submit the updates, computed on version `token`."""
+    def send(self, upload: Upload, token: str, report: dict[str, Any], before: Mark | None = None) -> None:
+        """Have the thread submit the updates, computed on version `token`; `before`: a peer's weights without them."""
+        upload.before = before
         upload.sent = self._thread.submit(self._send, upload, token, report)
+
+    def take_back(self) -> Mark | None:
+        """A peer's weights before the first update that did not count, once nothing is being sent; None: all count."""
+        if self._lost is None:
+            return None
+        wait([upload.sent for upload in self._uploads if upload.sent])
+        lost, self._lost = self._lost, None
+        return lost
 
     def give_up(self, upload: Upload) -> None:
         """Give the updates up: stop extending their leases, and delete what was sent of them."""
@@ -87,21 +104,29 @@ class Uploads:
         upload.sent = self._thread.submit(self._forget, upload)
 
     def _send(self, upload: Upload, token: str, report: dict[str, Any]) -> None:
+        if self._lost:
+            upload.keeper.end()
+            self._forget(upload)
+            self._session.release(upload.units)
+            return
         began = time.perf_counter()
         try:
             receipt = when_there_is_room(lambda: upload.outbox.submit(token, report, None, and_lease=False), self._stop)
         except (Interrupted, OutOfMemoryError):
+            self._lost = upload.before
             self._forget(upload)
             return
         finally:
             upload.keeper.end()
+        if "accepted" not in (receipt.outcome, receipt.before):
+            self._lost = upload.before
         if told := REMARKS.get(receipt.outcome):
-            self._remarks.tell(log.warning, told, job=self._job)
+            self._remarks.tell(log.warning, told, job=self._session.keys.job_id)
         if (seconds := time.perf_counter() - began) >= SLOW_UPLOAD_S:
-            self._remarks.tell(log.warning, "slow upload", job=self._job, seconds=round(seconds, 1))
+            self._remarks.tell(log.warning, "slow upload", job=self._session.keys.job_id, seconds=round(seconds, 1))
 
     def _forget(self, upload: Upload) -> None:
         try:
             upload.outbox.forget()
         except Interrupted:  # the other submission is called off as well; what was sent of this one expires
-            log.info("not deleted", job=self._job)
+            log.info("not deleted", job=self._session.keys.job_id)

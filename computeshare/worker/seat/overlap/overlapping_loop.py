@@ -1,4 +1,4 @@
-"""The loop of a seat in a job with a delay: lease, load the version to compute on, compute, pass the updates on."""
+"""A loop that sends and reads meanwhile: lease, load the version to compute on, compute, pass the updates on."""
 
 import threading
 import time
@@ -6,22 +6,25 @@ from typing import Any
 
 from computeshare.codecs.feedback import Feedback
 from computeshare.errors import CodecError, Interrupted, JobGone
+from computeshare.gossip.exchange import Report
+from computeshare.gossip.peer_replica import PeerReplica
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.worker_session import Grant, WorkerSession
 from computeshare.runtime.failpoints import failpoint
 from computeshare.training.device_group.group import DeviceGroup
 from computeshare.training.work_units import AnyReplica
 from computeshare.types import Token
-from computeshare.worker.seat.delay.update_uploads import Upload, Uploads
-from computeshare.worker.seat.delay.version_reader import VersionReader
+from computeshare.worker.seat.overlap.update_uploads import Upload, Uploads
+from computeshare.worker.seat.overlap.version_reader import VersionReader
 from computeshare.worker.seat.seat_loop import AHEAD, ASKED, LONGEST_WAIT_MS, SeatStatus, doubt, report_of
 from computeshare.worker.seat.seat_setup import SeatMemory
 
 
-class DelayedLoop:
-    """Takes part in the rounds of a job with a delay until the job or the seat ends.
+class OverlappingLoop:
+    """Takes part in the rounds of a job with a delay, or with peers, until the job or the seat ends.
 
-    A lease names the version to compute on: the current one for the next round, the one before for the current round.
+    With a delay, a lease names the version to compute on: the current one for the next round, the one before for the
+    current round. A peer leases on the newest version that it has, as long as the broker takes updates computed on it.
     Updates are sent and versions are read by threads with connections of their own.
     """
 
@@ -36,10 +39,14 @@ class DelayedLoop:
         memory: SeatMemory,
         status: SeatStatus,
         stop: threading.Event,
+        peer: PeerReplica | None = None,
     ) -> None:
+        """`peer`: the replica, where the strategy has peers."""
         self.session, self.devices, self.feedback = session, devices, feedback
         self.versions, self.uploads, self.status, self.stop = versions, uploads, status, stop
-        self._strategy, self._plan, self._memory = spec.strategy, spec.plan, memory
+        self._strategy, self._plan, self._memory, self._peer = spec.strategy, spec.plan, memory, peer
+        self.token = ""
+        """Of the version that is being loaded, or was last."""
         self._loaded = ""
         self._waiting_s = 0.0
         self._uploading_s = 0.0
@@ -53,6 +60,7 @@ class DelayedLoop:
         """Compute until the job or the seat ends, and wait for the last updates to be sent. Returns the reason."""
         with self.versions, self.uploads:
             while not self.stop.is_set():
+                self._prepare()
                 began = time.perf_counter()
                 grant = self.session.lease(self._loaded)
                 self._waiting_s += time.perf_counter() - began
@@ -61,9 +69,22 @@ class DelayedLoop:
                         self._work(grant)
                     case "wait":
                         self._wait(grant.ask_again_ms)
+                    case "stale":
+                        self._load(grant.token)
                     case status:
                         return f"the job is {status}"
         return ASKED
+
+    def _prepare(self) -> None:
+        """Of a peer: go back to the weights before updates that did not count, and take the newest version that is
+        there as the reference.
+        """
+        if self._peer is None:
+            return
+        if lost := self.uploads.take_back():
+            self._peer.go_back(lost)
+        if newest := self.versions.newest:
+            self._load(newest)
 
     def _wait(self, ask_again_ms: int) -> None:
         """Wait for the next version, or until it is time to ask for a lease again."""
@@ -79,7 +100,7 @@ class DelayedLoop:
         """Compute the leased units, and have their updates sent."""
         self._memory.check_taken()
         began = time.perf_counter()
-        upload = self.uploads.begin(grant.micro_batches)
+        before, upload = None, self.uploads.begin(grant.micro_batches)
         self._uploading_s += time.perf_counter() - began
         if self.feedback:
             self.feedback.mark()
@@ -88,15 +109,18 @@ class DelayedLoop:
                 self._give_up(upload, grant)
                 return
             self.status.version, self.status.is_working = Token.parse(grant.token).version, True
+            before = self._peer.mark() if self._peer else None
             seconds = self._compute(grant, upload)
         except Interrupted:
             if self.feedback:
                 self.feedback.go_back()
+            if self._peer and before:
+                self._peer.go_back(before)
             self._give_up(upload, grant)
             return
         finally:
             self.status.is_working = False
-        self.uploads.send(upload, grant.token, self._report(upload, seconds))
+        self.uploads.send(upload, grant.token, self._report(upload, seconds), before)
 
     def _give_up(self, upload: Upload, grant: Grant) -> None:
         """Give the updates up, and hand back their leases; those of the submission being sent are kept."""
@@ -112,7 +136,7 @@ class DelayedLoop:
         if token == self._loaded:
             return True
         began = time.perf_counter()
-        self._loaded = ""
+        self._loaded, self.token = "", token
         try:
             found = self.versions.give(self.session, token, self.devices.load)
         except CodecError as error:
@@ -148,4 +172,6 @@ class DelayedLoop:
         bytes_down = self.versions.bytes - self._bytes
         self._bytes += bytes_down
         self._waiting_s, self._uploading_s = 0.0, 0.0
-        return report_of(upload.outbox.bytes, bytes_down, self._memory, seconds)
+        exchange = self._peer.report() if self._peer else Report()
+        met = {"exchange": exchange.met} if exchange.met else {}
+        return report_of(upload.outbox.bytes, bytes_down + exchange.bytes, self._memory, seconds) | met
