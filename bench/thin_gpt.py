@@ -43,7 +43,14 @@ def local(
     return {"strategy": strategy, **codecs}
 
 
+def gossip(every: int, batch: int, lr: float = 2e-3) -> dict[str, Any]:
+    """JobSpec fields for strategy `gossip` with so many steps between exchanges."""
+    strategy = {"kind": "gossip", "every": every, "buffer": 20, "inner_optimizer": ADAMW | {"lr": lr}}
+    return {"micro_batch": batch, "strategy": strategy, **codec("int8", "float32")}
+
+
 OURS = {
+    "gossip of 50 steps of 6, int8": gossip(50, 6),
     "local of 25, lowrank8": local(25, codec("lowrank8")),
     "local of 50, int4": local(50, codec("int4")),
     "local of 50, lowrank8": local(50, codec("lowrank8")),
@@ -91,7 +98,8 @@ def compare(options: argparse.Namespace, data: Path) -> Part:
     rows: list[list[Cell]] = [[name, loss, loss - least, seconds, seconds / longest] for loss, seconds, name in loops]
     with links(WORKERS, Shape(options.rate)) as over, ours.plane(WORKERS, data, over) as plane:
         for name, fields in (options.ours or OURS).items():
-            steps = fields["strategy"]["inner_steps"]
+            strategy = fields["strategy"]
+            steps = strategy.get("inner_steps") or strategy["every"]
             document = job_of_gpt(fields, WORKERS, steps, BATCH, options.samples)
             found = ours.train(plane, document, scored=False)
             loss = plane.client.metrics(found.job["id"])["test_loss"][-1]["value"]

@@ -454,3 +454,23 @@ def test_a_share_is_of_the_updates_that_make_a_version(reducer: ReducerSession, 
     assert [part.micro_batch for part in parts(reducer)] == [0, 1] and not is_full(reducer)
     assert send(other, ZERO, *lease(other, ZERO), nonce="other") == "accepted"
     assert is_full(reducer)
+
+
+def test_a_peer_leases_on_the_version_it_has_while_one_more_may_follow(
+    redis: Redis, store: RoundStore, reducer: ReducerSession, join: Join
+) -> None:
+    one, two = join("one"), join("two")
+    redis.hset(store.keys.round(), "recent", 3)
+    agree(store, peers=True)
+    for base, token in ((ZERO, ONE), (ONE, TWO)):
+        while len(parts(reducer)) < 4:
+            unit = two.lease(str(base)).micro_batches
+            assert send(two, base, *unit, nonce=f"{token} {unit}") == "accepted"
+        assert buffered(reducer, token, *[part.micro_batch for part in parts(reducer)])
+        grant = one.lease(str(ZERO))
+        if token == ONE:
+            assert (grant.answer, grant.token) == ("leased", str(ZERO))
+            assert send(one, ZERO, *grant.micro_batches, nonce="on the version before") == "accepted"
+    assert (grant.answer, grant.token) == ("stale", str(TWO)), "an update would be late after one version more"
+    agree(store, peers=False)
+    assert one.lease(str(ONE)).answer == "stale", "others compute on the current version"
