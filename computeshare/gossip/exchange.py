@@ -2,8 +2,9 @@
 
 import math
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -106,14 +107,14 @@ class Exchange:
         self._coming: Future[Read | None] | None = None
         self.late: Future[Read | None] | None = None
         """An answer that was not waited for any longer."""
-        self._asked = ""
+        self._asked, self._asked_at = "", 0.0
         self._report = Report()
         self._read_bytes = self._told_bytes = 0
         """Read so far, which the helper's thread counts; of these, in reports."""
         self._remarks = Seldom(REMARK_EVERY_S)
 
-    def ask(self, units: int, always: bool = False) -> None:
-        """Begin to read another peer's weights, by chance, unless the last reading has not ended.
+    def ask(self, units: int, always: bool = False) -> bool:
+        """Begin to read another peer's weights, by chance, unless the last reading goes on. Returns whether it began.
 
         Args:
             units: made by this peer so far.
@@ -122,6 +123,8 @@ class Exchange:
         is_free = self._coming is None and (self.late is None or self.late.done())
         if is_free and (always or self.partners.wants(self.averaging.fetch_probability)):
             self._begin_to_read(lambda others: self.partners.choose(sorted(others), units))
+            return True
+        return False
 
     def begin(self, suits: Callable[[Published], bool]) -> Fetched | None:
         """The weights of any other peer that `suits`; what was asked for before is no longer wanted. None: nobody's can
@@ -142,16 +145,21 @@ class Exchange:
                 return found
             tried.add(self._asked)
 
-    def answer(self) -> Fetched | None:
-        """What was asked for, if it comes in time; the score of whoever was asked changes accordingly.
+    def answer(self, patience_s: float = math.inf) -> Fetched | None:
+        """What was asked for, if it is there within `patience_s`; None: it is not there yet, or there is none. The
+        score of whoever was asked changes when it comes, or once it has taken longer than `timeout_ms`.
 
         It is decoded here and not when it is read: a version that it refers to may have been loaded since.
         """
-        coming, found, self._coming = self._coming, None, None
+        coming, found = self._coming, None
         if coming is None:
             return None
+        left_s = max(0.0, self._asked_at + self.averaging.timeout_ms / 1000 - time.monotonic())
+        if patience_s < left_s and not wait([coming], patience_s).done:
+            return None
+        self._coming = None
         try:
-            if read := coming.result(self.averaging.timeout_ms / 1000):
+            if read := coming.result(left_s):
                 found = self._decoded(*read)
                 if found is None:
                     return None  # it has another reference, for which it is not to blame
@@ -195,7 +203,7 @@ class Exchange:
         self._report.met = {}
 
     def _begin_to_read(self, choose: Choose) -> "Future[Read | None]":
-        self._asked = ""
+        self._asked, self._asked_at = "", time.monotonic()
         self._coming = self._helper.submit(self._read, choose)
         return self._coming
 

@@ -1,6 +1,7 @@
 """A peer's replica: keeps weights of its own, and averages them with another peer's before each unit."""
 
 import math
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,9 @@ from computeshare.tensors.layout import Layout, Weights
 from computeshare.training.work_units import AnyReplica, Compilation, Take, Update
 from computeshare.types import Message, Vector
 
+PATIENCE, PATIENCE_S = 0.1, 0.05
+"""How long to wait for another's weights before a unit: this part of the last unit's time, or so many seconds. If they
+come later, a later unit uses them."""
 log = structlog.get_logger()
 
 
@@ -58,6 +62,8 @@ class PeerReplica:
         """Token to the parameters of the recent versions, the last one loaded last."""
         self._own: Weights | None = None
         self._momentum = np.empty(0, np.float32)
+        self._asked_from, self._unit_s = np.empty(0, np.float32), 0.0
+        """The weights when another's were asked for; seconds of the last unit."""
         self._units, self._loss, self._incarnation = 0, math.inf, ""
         self._remarks = Seldom(REMARK_EVERY_S)
 
@@ -92,10 +98,13 @@ class PeerReplica:
         assert self._own is not None, "a version was loaded"
         own = self._averaged(self._own)
         self._replica.load(own)
+        began = time.perf_counter()
         update = self._replica.compute(unit, goes_on)
+        self._unit_s = time.perf_counter() - began
         self._units, self._loss = self._units + 1, update.loss
         self._own = Weights(own.parameters - self._outer_step(update.vector), update.buffers, own.counters)
-        self.exchange.ask(self._units)
+        if self.exchange.ask(self._units):
+            self._asked_from = self._own.parameters
         difference = self._references[next(reversed(self._references))] - self._own.parameters
         for bucket, where in enumerate(self._layout.buckets if take else ()):
             assert take
@@ -137,11 +146,19 @@ class PeerReplica:
         return np.subtract(reference, difference, out=difference), buffers.copy()
 
     def _averaged(self, own: Weights) -> Weights:
-        """This peer's weights, averaged with another's that was asked for, if it has answered."""
-        if other := self.exchange.answer():
-            averaged = self.exchange.average(own.parameters, own.buffers, other, self._units, self._loss)
-            return Weights(*averaged, own.counters)
-        return own
+        """This peer's weights, averaged with another's that was asked for, if it has answered.
+
+        If it comes a unit late, the weights of when it was asked are averaged, and what was changed since is added: the
+        other's weights do not contain as much.
+        """
+        other = self.exchange.answer(max(PATIENCE_S, PATIENCE * self._unit_s))
+        if other is None:
+            return own
+        before = self._asked_from
+        parameters, buffers = self.exchange.average(before, own.buffers, other, self._units, self._loss)
+        if before is not own.parameters:
+            parameters = parameters + (own.parameters - before)
+        return Weights(parameters, buffers, own.counters)
 
     def _outer_step(self, difference: Vector) -> Vector:
         """The step of SGD with Nesterov momentum on a unit's pseudo-gradient."""

@@ -72,9 +72,7 @@ class GossipStrategy(Strategy):
         0, ge=0, description="a peer whose loss is below this takes a smaller share, by loss / threshold; 0: never"
     )
     fetch_probability: float = Field(1, ge=0, le=1, description="probability of an exchange after a unit")
-    timeout_ms: int = Field(
-        2000, ge=1, le=600_000, description="longest wait for another peer's weights before the next unit"
-    )
+    timeout_ms: int = Field(2000, ge=1, le=600_000, description="another peer whose weights take longer is given up")
     matching: Literal["random", "pairs"] = Field(
         "random",
         description="random: any peer, seldom a slow one; pairs: the peers are paired off anew after each unit",

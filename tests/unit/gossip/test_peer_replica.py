@@ -127,6 +127,19 @@ def test_it_starts_from_anothers_weights_and_averages_with_them() -> None:
     assert found.report() == Report()
 
 
+def test_weights_that_come_a_unit_late_are_averaged_with_its_own_of_when_it_asked() -> None:
+    board = Board(other=(FIRST, message(-8)))
+    found, stepper, _ = peer(board, factor=0.25)
+    board.messages["other"] = message(-13)
+    board.open.clear()
+    found.compute(0)
+    assert found.compute(1).vector.tolist() == [-10] * SIZE, "it does not wait for long"
+    board.open.set()
+    has_read(found)
+    assert found.compute(2).vector.tolist() == [-12] * SIZE
+    assert stepper.loaded.parameters.tolist() == [11] * SIZE, "a quarter of the way from 9 to 13, and the unit since"
+
+
 @pytest.mark.parametrize(
     ("fields", "share"),
     [
