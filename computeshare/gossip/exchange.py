@@ -21,6 +21,10 @@ from computeshare.types import Message, Vector
 
 FASTER, SLOWER, LEAST = 1.2, 0.5, 0.02
 """By which a peer's score, between `LEAST` and 1, changes with an exchange that succeeded or failed."""
+LATE = 0.5
+"""By which the share of another's weights shrinks with each unit that they are late: two peers that both move to where the
+other was overshoot. With a distance x, a share f and a delay of one unit, x[t+1] = x[t] - 2 f x[t-1].
+"""
 log = structlog.get_logger()
 Decode = Callable[[Published, Message], "tuple[Vector, Vector] | None"]
 """The parameters (d,) and buffers (b,) of a peer's message; None: they cannot be told now. Raises CodecError."""
@@ -173,15 +177,16 @@ class Exchange:
         return found
 
     def average(
-        self, parameters: Vector, buffers: Vector, other: Fetched, units: int, loss: float
+        self, parameters: Vector, buffers: Vector, other: Fetched, units: int, loss: float, late: int = 0
     ) -> tuple[Vector, Vector]:
         """One's own parameters (d,) and buffers (b,), averaged with another's, unless these are so large that the sum
         would not be finite.
 
         Args:
             units, loss: made by this peer so far, and the mean loss of the last.
+            late: units made since the other's weights were asked for; each halves the share.
         """
-        share = self.averaging.share((units, loss), (other.published.units, other.published.loss))
+        share = self.averaging.share((units, loss), (other.published.units, other.published.loss)) * LATE**late
         with np.errstate(over="ignore"):
             distance = math.sqrt(float(np.square(other.parameters - parameters).mean()))
         if not math.isfinite(distance):

@@ -62,8 +62,8 @@ class PeerReplica:
         """Token to the parameters of the recent versions, the last one loaded last."""
         self._own: Weights | None = None
         self._momentum = np.empty(0, np.float32)
-        self._asked_from, self._unit_s = np.empty(0, np.float32), 0.0
-        """The weights when another's were asked for; seconds of the last unit."""
+        self._asked_from, self._asked_units, self._unit_s = np.empty(0, np.float32), 0, 0.0
+        """The weights and the units made when another's were asked for; seconds of the last unit."""
         self._units, self._loss, self._incarnation = 0, math.inf, ""
         self._remarks = Seldom(REMARK_EVERY_S)
 
@@ -104,7 +104,7 @@ class PeerReplica:
         self._units, self._loss = self._units + 1, update.loss
         self._own = Weights(own.parameters - self._outer_step(update.vector), update.buffers, own.counters)
         if self.exchange.ask(self._units):
-            self._asked_from = self._own.parameters
+            self._asked_from, self._asked_units = self._own.parameters, self._units
         difference = self._references[next(reversed(self._references))] - self._own.parameters
         for bucket, where in enumerate(self._layout.buckets if take else ()):
             assert take
@@ -154,8 +154,8 @@ class PeerReplica:
         other = self.exchange.answer(max(PATIENCE_S, PATIENCE * self._unit_s))
         if other is None:
             return own
-        before = self._asked_from
-        parameters, buffers = self.exchange.average(before, own.buffers, other, self._units, self._loss)
+        before, late = self._asked_from, max(0, self._units - self._asked_units)
+        parameters, buffers = self.exchange.average(before, own.buffers, other, self._units, self._loss, late)
         if before is not own.parameters:
             parameters = parameters + (own.parameters - before)
         return Weights(parameters, buffers, own.counters)

@@ -136,8 +136,8 @@ def test_weights_that_come_a_unit_late_are_averaged_with_its_own_of_when_it_aske
     assert found.compute(1).vector.tolist() == [-10] * SIZE, "it does not wait for long"
     board.open.set()
     has_read(found)
-    assert found.compute(2).vector.tolist() == [-12] * SIZE
-    assert stepper.loaded.parameters.tolist() == [11] * SIZE, "a quarter of the way from 9 to 13, and the unit since"
+    assert found.compute(2).vector.tolist() == [-11.5] * SIZE
+    assert stepper.loaded.parameters.tolist() == [10.5] * SIZE, "half a quarter of the way from 9 to 13, and a unit"
 
 
 @pytest.mark.parametrize(
