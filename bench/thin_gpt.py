@@ -3,9 +3,10 @@
     python -m bench.thin_gpt [--rate 5] [--samples 24000] [--ours '{"name": {"codec": ...}}'] [--rates 0.001 0.002]
 
 nanoGPT's setting for a CPU: tinyshakespeare, 12 windows of 64 characters a step. The loop trains once with each of
-`--rates`, with one thread; the one with the lowest loss counts. Workers train by `local`, each with 12 windows a step,
-so that each makes half of the loop's steps. Prints the loss on the test split in nats, and seconds of training. A job's
-time begins when its first worker joins. Needs root, for the links.
+`--rates`, with one thread; the one with the lowest loss counts. Workers train by `gossip`, each with 6 windows a step,
+so that each makes as many steps as the loop, and by `local` with 12, so that each makes half as many. Prints the loss
+on the test split in nats, and seconds of training. A job's time begins when its first worker joins. Needs root, for
+the links.
 """
 
 import argparse

@@ -22,8 +22,8 @@ from computeshare.types import Message, Vector
 FASTER, SLOWER, LEAST = 1.2, 0.5, 0.02
 """By which a peer's score, between `LEAST` and 1, changes with an exchange that succeeded or failed."""
 LATE = 0.5
-"""By which the share of another's weights shrinks with each unit that they are late: two peers that both move to where the
-other was overshoot. With a distance x, a share f and a delay of one unit, x[t+1] = x[t] - 2 f x[t-1].
+"""By which the share of another's weights shrinks with each unit that they are late: two peers overshoot that both move
+to where the other was. With a distance x, a share f and a delay of one unit, x[t+1] = x[t] - 2 f x[t-1].
 """
 log = structlog.get_logger()
 Decode = Callable[[Published, Message], "tuple[Vector, Vector] | None"]
