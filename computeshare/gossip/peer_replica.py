@@ -123,6 +123,8 @@ class PeerReplica:
         self.exchange.forget()
         if mark.incarnation == self._incarnation:
             self._own, self._units, self._momentum = mark.own, mark.units, mark.momentum
+            if self._asked_units > mark.units:
+                self._asked_from, self._asked_units = mark.own.parameters, mark.units
 
     def report(self) -> Report:
         """What was exchanged since the last report."""

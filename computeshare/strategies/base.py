@@ -72,7 +72,7 @@ class Averaging(Protocol):
 
     @property
     def timeout_ms(self) -> int:
-        """The longest wait for the other's weights before the next unit."""
+        """After how long the other's weights are no longer waited for, in milliseconds."""
 
     @property
     def recent(self) -> int:

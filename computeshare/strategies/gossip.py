@@ -140,10 +140,10 @@ class GossipStrategy(Strategy):
 
     @property
     def extra_vectors(self) -> int:
-        """Also own weights and momentum now and before each of the last two units, the references, the other's weights,
-        the difference, and inner state.
+        """Also own weights now, before each of the last two units, and when another's were asked for; momentum now and
+        before these units; the references, the other's weights, the difference, and inner state.
         """
-        own = 5 + self.recent + (1 if self.inner_optimizer.name == "SGD" else 2) + 3 * (self.outer_momentum > 0)
+        own = 6 + self.recent + (1 if self.inner_optimizer.name == "SGD" else 2) + 3 * (self.outer_momentum > 0)
         return super().extra_vectors + own
 
     def gradient(self, updates: Iterable[Vector], about: Contributions, out: Vector | None = None) -> Vector:

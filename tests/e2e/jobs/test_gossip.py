@@ -99,12 +99,14 @@ def test_a_peer_that_dies_costs_its_unpublished_steps_alone_and_another_takes_it
 
     epochs, plan = plane.get(f"/v1/jobs/{job_id}/ledger")["epochs"], JobSpec.model_validate(job["spec"]).plan
     assert all(epoch["counted"] == epoch["samples"] and not epoch["missing"] for epoch in epochs)
-    lost = sum(plan.unit_size(unit) for unit in units)
-    assert len(units) == 1 and job["reassigned"] >= 1
-    assert epochs[plan.epoch_of(units[0])]["reassigned"] >= lost, "the ledger tells what was computed again"
+    assert 1 <= len(units) <= 2 and job["reassigned"] >= 1, "it may also hold the unit that it is sending"
+    for epoch in {plan.epoch_of(unit) for unit in units}:
+        samples = sum(plan.unit_size(unit) for unit in units if plan.epoch_of(unit) == epoch)
+        assert epochs[epoch]["reassigned"] >= samples, "the ledger tells what was computed again"
     counted = [(one["version"], unit, worker) for one in versions(plane, job_id) for unit, worker, _ in one["counted"]]
     assert len(counted) == len({unit for _, unit, _ in counted})
-    assert [worker for _, unit, worker in counted if unit == units[0]] != [victim], "another has computed it"
+    for lost in units:
+        assert [worker for _, unit, worker in counted if unit == lost] != [victim], "another has computed it"
     of_victim = {unit for number, unit, worker in counted if worker == victim and number <= version}
     assert of_victim and published <= {unit for _, unit, worker in counted if worker == victim}, "published steps stay"
 

@@ -297,6 +297,18 @@ def test_a_version_that_is_loaded_again_is_still_one_reference() -> None:
     assert found.compute(0).vector.tolist() == [-1] * SIZE
 
 
+def test_weights_that_were_asked_for_in_a_lost_unit_are_averaged_with_those_of_before_it() -> None:
+    board = Board(other=(FIRST, message(-8)))
+    found, stepper, _ = peer(board, factor=0.5)
+    found.compute(0)
+    mark = found.mark()
+    found.compute(1)  # asks from the weights after it
+    has_read(found)
+    found.go_back(mark)
+    found.compute(1)
+    assert stepper.loaded.parameters.tolist() == [(9 + 8) / 2] * SIZE, "half the way from 9 to 8"
+
+
 def test_a_unit_that_is_lost_reports_no_exchange() -> None:
     board = Board(other=(FIRST, message(-8)))
     found, stepper, _ = peer(board)

@@ -104,7 +104,7 @@ class Uploads:
         upload.sent = self._thread.submit(self._forget, upload)
 
     def _send(self, upload: Upload, token: str, report: dict[str, Any]) -> None:
-        if self._lost:
+        if self._lost and upload.before and self._lost.incarnation == upload.before.incarnation:
             upload.keeper.end()
             self._forget(upload)
             self._session.release(upload.units)
@@ -116,6 +116,9 @@ class Uploads:
             self._lost = upload.before
             self._forget(upload)
             return
+        except BaseException:  # raised by `begin`; until then nothing that contains these units may count
+            self._lost = upload.before
+            raise
         finally:
             upload.keeper.end()
         if "accepted" not in (receipt.outcome, receipt.before):

@@ -9,6 +9,7 @@ from redis.exceptions import RedisError
 from computeshare.errors import CodecError, Interrupted
 from computeshare.protocol.worker_session import WorkerSession
 from computeshare.tensors.layout import Weights
+from computeshare.types import Token
 from computeshare.worker.seat.weights_receiver import Inbox
 
 WAIT_MS = 1000
@@ -42,9 +43,9 @@ class VersionReader:
 
     @property
     def newest(self) -> str:
-        """Token of the version that was read last; empty: none is held."""
+        """Token of the newest version that is held; empty: none is."""
         with self._holding:
-            return next(reversed(self._held), "")
+            return max(self._held, key=_order, default="")
 
     @property
     def is_over(self) -> bool:
@@ -109,3 +110,9 @@ class VersionReader:
             except (CodecError, RedisError) as error:  # whoever needs the version reads it again
                 log.info("version not read ahead", job=self._session.keys.job_id, error=str(error))
                 self._over.wait(WAIT_MS / 1000)
+
+
+def _order(token: str) -> tuple[int, int]:
+    """Versions ascend by this."""
+    parsed = Token.parse(token)
+    return parsed.incarnation, parsed.version

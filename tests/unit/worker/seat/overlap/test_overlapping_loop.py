@@ -9,12 +9,14 @@ import numpy as np
 from computeshare.codecs.feedback import Feedback
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import Interrupted
+from computeshare.gossip.exchange import Report
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.worker_session import Grant
 from computeshare.types import Token
 from computeshare.worker.seat.overlap.overlapping_loop import OverlappingLoop
 from computeshare.worker.seat.seat_loop import SeatStatus
 
+GOSSIP = JobSpec.model_validate({"dataset": "digits", "model": "mlp", "strategy": {"kind": "gossip"}})
 SPEC = JobSpec.model_validate({"dataset": "digits", "model": "mlp", "strategy": {"kind": "sync", "delay": 1}})
 
 
@@ -41,3 +43,67 @@ def test_a_lease_that_is_called_off_before_it_is_computed_keeps_the_residual_of_
     loop._work(Grant("leased", str(Token(0, 1, "0" * 16)), 0, (3,)))
     assert given_up == released == [(3,)]
     assert np.array_equal(feedback.residual(0), owed)
+
+
+class Recorder:
+    """A peer, its uploads and its session: what the loop has them do, in order."""
+
+    def __init__(self, lost_after: int) -> None:
+        self.done: list[str] = []
+        self.left, self.bytes, self.working, self.newest = 3, 0, [0], "1.2.bbbbbbbbbbbbbbbb"
+        self.lost_after = lost_after
+        self.outbox = SimpleNamespace(encoding_s=0.0, bytes=0)
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def lease(self, token: str) -> Grant:
+        self.left -= 1
+        return Grant("leased" if self.left else "completed", token, 0, (self.left,))
+
+    def take_back(self) -> str | None:
+        return "weights before 2" if self.left == self.lost_after else None
+
+    def go_back(self, mark: str) -> None:
+        self.done.append(f"back to {mark}")
+
+    def mark(self) -> str:
+        return f"weights before {self.left}"
+
+    def give(self, session: object, token: str, load: Any) -> bool:
+        self.done.append(f"loads {token}")
+        return True
+
+    def load(self, weights: object) -> None: ...
+    def check_taken(self) -> None: ...
+    def peak_bytes(self) -> int:
+        return 0
+
+    def begin(self, units: tuple[int, ...]) -> "Recorder":
+        return self
+
+    def compute(self, units: tuple[int, ...], work: object) -> None:
+        self.done.append(f"computes {units[0]}")
+
+    def send(self, upload: object, token: str, report: object, before: str) -> None:
+        self.done.append(f"sends on {token[:3]}, {before}")
+
+    def report(self) -> Report:
+        return Report()
+
+
+def test_a_peer_goes_back_before_its_next_unit_and_leases_on_the_newest_version() -> None:
+    recorder: Any = Recorder(lost_after=2)
+    parts = dict.fromkeys(("session", "devices", "versions", "uploads", "memory", "peer"), recorder)
+    loop = OverlappingLoop(GOSSIP, feedback=None, status=SeatStatus(), stop=threading.Event(), **parts)
+    assert loop.run() == "the job is completed"
+    assert recorder.done == [
+        "loads 1.2.bbbbbbbbbbbbbbbb",
+        "computes 2",
+        "sends on 1.2, weights before 2",
+        "back to weights before 2",
+        "computes 1",
+        "sends on 1.2, weights before 1",
+    ]

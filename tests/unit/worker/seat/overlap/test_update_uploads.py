@@ -1,10 +1,12 @@
 """Submissions of a peer, whose weights contain all of its earlier updates: none counts after one that does not."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from computeshare.errors import Interrupted
 from computeshare.gossip.peer_replica import Mark
@@ -68,6 +70,25 @@ def test_after_an_update_that_does_not_count_later_ones_are_handed_back_until_th
     uploads.begin((4,))
     uploads.begin((5,))
     assert session.submitted == ["first", "second", "fourth"]
+
+
+def test_after_an_error_nothing_is_sent_that_contains_the_update() -> None:
+    session = Session(RedisConnectionError("gone"), ACCEPTED)
+    uploads = sent(session, "first", "second")
+    with pytest.raises(RedisConnectionError):
+        uploads.begin((9,))
+    uploads.__exit__(None, None, None)
+    assert session.submitted == ["first"] and session.released == [(1,)]
+
+
+def test_an_update_of_before_a_restore_stops_none_of_after_it() -> None:
+    session = Session(LATE, ACCEPTED)
+    uploads = sent(session)
+    uploads.send(uploads.begin((0,)), "first", {}, mark(0))
+    uploads.send(uploads.begin((1,)), "restored", {}, replace(mark(0), incarnation="1"))
+    uploads.begin((2,))
+    uploads.begin((3,))
+    assert session.submitted == ["first", "restored"] and session.released == []
 
 
 def test_others_send_on() -> None:
