@@ -136,7 +136,8 @@ class InviteService:
             with contextlib.suppress(RedisError, ComputeShareError):  # an outage: the gateways will cut it
                 redis = self._broker()
                 for job_id in published_jobs(redis):
-                    RoundStore(redis, job_id).expel(invite_id, "its invite was withdrawn")
+                    with contextlib.suppress(RedisError):  # for example out of memory
+                        RoundStore(redis, job_id).expel(invite_id, "its invite was withdrawn")
             traffic.forget(self._broker, invite_id)
 
     def find(self, code: str) -> InvitePublic:

@@ -36,7 +36,7 @@ JOB_BYTES = 8 << 20
 LARGE_BODIES = {"/v1/bundles": CONTENT_BYTES, "/v1/recipes": 8 * MOST_BYTES, "/v1/jobs": JOB_BYTES}
 """The largest bodies of the routes below a path; each route has a limit of its own."""
 MAX_HEADERS, MAX_HEADER_BYTES = 100, 32_768
-FAILED = frozenset({401, 403, 404, 410})
+FAILED = frozenset({401, 403, 404, 408, 410})
 """Status codes that count as a failed try of a login key, an invite's code or a link's code."""
 TRIES, TRY_S = 10, 3.0
 """The most failed tries of an address in a row, before it must wait; seconds until it may make a further try."""

@@ -11,6 +11,8 @@ KEYS = 10_000
 """The most keys remembered: those used last."""
 LOOK_S = 0.01
 """Seconds between two looks of a try that waits for those before it."""
+PATIENCE_S = 1.0
+"""For how long, in seconds, a try waits for those before it."""
 
 
 class Throttle:
@@ -63,11 +65,12 @@ class Tries:
         """Tries that are being answered, by key."""
 
     async def begin(self, key: str) -> float:
-        """Take a permit; if there is none, wait for the tries that are being answered, of which some may be right.
+        """Take a permit; if there is none, wait a little for the tries that are being answered: some may be right.
 
         Returns 0, or the seconds until there is a permit: then nothing was taken.
         """
-        while (wait_s := self._throttle.wait_s(key)) and self._open[key]:
+        until = time.monotonic() + PATIENCE_S
+        while (wait_s := self._throttle.wait_s(key)) and self._open[key] and time.monotonic() < until:
             await asyncio.sleep(LOOK_S)
         if not wait_s:
             self._throttle.take(key)

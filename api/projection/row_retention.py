@@ -1,9 +1,13 @@
-"""Deletes the oldest fine-grained rows of long jobs. The ledger, versions and scores stay for good."""
+"""Deletes the oldest fine-grained rows of long jobs. The ledger, versions and scores stay for good.
+
+Of sessions that began and ended, the newest of each machine stay: others' hours do not depend on how often one joins.
+"""
 
 from sqlalchemy import ColumnElement, Connection, LargeBinary, Table, cast, func, or_, select, true
 
 from api.database import Database
 from api.tables import JOB, Event, LogLine, Submission, table
+from computeshare.types import MACHINE_CHARACTERS
 
 KEPT = 100_000
 LINES_KEPT, LINE_BYTES_KEPT = 20_000, 10_000_000
@@ -12,24 +16,27 @@ SLICE = 5000
 """Rows deleted per transaction: other writers must not wait long."""
 
 SUBMISSIONS, EVENTS, LINES = table(Submission), table(Event), table(LogLine)
-FINE_GRAINED: tuple[tuple[Table, ColumnElement[bool]], ...] = (
-    (SUBMISSIONS, true()),
-    (EVENTS, EVENTS.c.type.in_(("version", "reassigned", "refused", "folded"))),
-    (EVENTS, EVENTS.c.type.in_(("joined", "left", "unfit"))),
+MACHINE = func.substr(EVENTS.c.data["worker"].as_string(), 1, MACHINE_CHARACTERS)
+FINE_GRAINED: tuple[tuple[Table, ColumnElement[bool], tuple[ColumnElement[str], ...]], ...] = (
+    (SUBMISSIONS, true(), (SUBMISSIONS.c.job_id,)),
+    (EVENTS, EVENTS.c.type.in_(("version", "reassigned", "refused", "folded")), (EVENTS.c.job_id,)),
+    (EVENTS, EVENTS.c.type.in_(("joined", "left", "unfit")), (EVENTS.c.job_id, MACHINE)),
 )
+"""Of a table, which rows, and what those have in common of which the newest `KEPT` stay."""
 
 
 def thin(database: Database) -> int:
     """Keep each job's newest submissions, frequent events and log lines; returns the number of deleted rows."""
     deleted = 0
-    for rows, which in FINE_GRAINED:
-        query = select(rows.c.job_id, func.count()).where(which).group_by(rows.c.job_id)
+    for rows, which, common in FINE_GRAINED:
+        query = select(func.count(), *common).where(which).group_by(*common)
         with database.engine.connect() as connection:
-            long_jobs = connection.execute(query.having(func.count() > KEPT)).all()
-        for job_id, count in long_jobs:
+            long = connection.execute(query.having(func.count() > KEPT)).all()
+        for count, *values in long:
+            mine = [which, *(column == value for column, value in zip(common, values, strict=True))]
             for start in range(0, count - KEPT, SLICE):
                 size = min(SLICE, count - KEPT - start)
-                oldest = select(rows.c.id).where(rows.c.job_id == job_id, which).order_by(rows.c.id).limit(size)
+                oldest = select(rows.c.id).where(*mine).order_by(rows.c.id).limit(size)
                 with database.writing() as connection:
                     deleted += connection.execute(rows.delete().where(rows.c.id.in_(oldest))).rowcount
     with database.engine.connect() as connection:

@@ -317,8 +317,9 @@ class Evaluator:
         memory, job_id = self._memory, rounds.job_id
         memory.set_aside[job_id, token] = time.monotonic() + SET_ASIDE_S
         if isinstance(error, ArtifactError | ShapeError) and token.version < spec.rounds_total:
-            with contextlib.suppress(OSError):  # read-only, full, or removed by now
-                Artifacts(self.root, job_id).mark_damaged(token)
+            if _is_for_good(error):
+                with contextlib.suppress(OSError):  # read-only, full, or removed by now
+                    Artifacts(self.root, job_id).mark_damaged(token)
             rounds.append("damaged", {"token": str(token), "version": token.version, "error": str(error)})
             memory.announced.add((job_id, token))
         elif memory.told.get(job_id) != reason:
@@ -384,6 +385,14 @@ class Evaluator:
     def _give_up_scorers(self) -> None:
         while self._scorers:
             self._scorers.popitem()[1].close()
+
+
+def _is_for_good(error: Exception) -> bool:
+    """Whether a checkpoint's files are damaged, and not out of reach for a moment, or of another form than this release
+    expects.
+    """
+    cause = error.__cause__
+    return isinstance(error, ArtifactError) and (not isinstance(cause, OSError) or isinstance(cause, FileNotFoundError))
 
 
 def _announce(rounds: RoundStore, token: Token, score: Mapping[str, Any]) -> None:

@@ -123,7 +123,7 @@ def _checked_arguments(called: Script, given: Values) -> Needs:
     units = given.get("micro_batches", ())
     if len(given) != len(forms) or len({*units}) < len(units):
         raise ValueError
-    if called.name == "submit" and len(given["event"]) > REPORT_BYTES + REPORT_UNIT_BYTES * len(units):
+    if called.name == "submit" and len(given["event"].encode()) > REPORT_BYTES + REPORT_UNIT_BYTES * len(units):
         raise NotPermitted(f"what a worker says of a submission has at most {REPORT_BYTES} bytes beside its units")
     needs = needs_of((_form(form) for form, _ in flat), (one.encode() for _, one in flat))
     if needs is None:

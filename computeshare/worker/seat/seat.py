@@ -59,6 +59,8 @@ from computeshare.worker.seat.weights_receiver import Inbox
 
 ASK_AGAIN_S = 0.5
 """Seconds between checks that the codecs have been chosen."""
+LONGEST_REASON = 500
+"""Characters of the reason for which a seat ends; the gateway refuses much longer texts."""
 log = structlog.get_logger()
 
 
@@ -134,12 +136,16 @@ class SeatSession:
             if self.runs_recipe and isinstance(error, RecipeError):
                 reason = f"{RECIPE_FAILED}{error}"
             if not self.joined:  # the job's page shows why the worker does not join
-                about = {"worker": self.seat.worker, "session": self.session.session_id, "reason": reason[:500]}
+                about = {
+                    "worker": self.seat.worker,
+                    "session": self.session.session_id,
+                    "reason": reason[:LONGEST_REASON],
+                }
                 self._announce("left", about)
             raise
         finally:
             log.info("leaving", job=self.seat.job, reason=reason)
-            self.session.leave(reason)
+            self.session.leave(reason[:LONGEST_REASON])
         return reason
 
     def _announce(self, kind: str, about: dict[str, Any]) -> None:
@@ -150,7 +156,11 @@ class SeatSession:
 
     def _tell_unfit(self, reason: str) -> None:
         """Tell the control plane why this worker must not get a seat in this job again."""
-        about: dict[str, Any] = {"worker": self.seat.worker, "session": self.session.session_id, "reason": reason[:500]}
+        about: dict[str, Any] = {
+            "worker": self.seat.worker,
+            "session": self.session.session_id,
+            "reason": reason[:LONGEST_REASON],
+        }
         about |= {
             "name": self.name,
             "device": self.device,

@@ -14,6 +14,7 @@ import torch
 from redis import Redis
 
 from computeshare.checkpoints.store import WEIGHTS, Artifacts
+from computeshare.errors import ArtifactError
 from computeshare.evaluator import evaluator as evaluators
 from computeshare.evaluator.evaluator import Evaluator
 from computeshare.jobspec.spec import JobSpec
@@ -189,6 +190,25 @@ def test_an_evaluator_at_work_keeps_its_claim_and_is_seen(
     assert not any(tries)
     assert len(events(store, "scored")) == 1 and artifacts.score(token) is not None
     assert store.redis.exists(EVALUATOR)
+    store.purge()
+
+
+@pytest.mark.parametrize(("cause", "is_lost"), [(OSError(24, "too many open files"), False), (ValueError("?"), True)])
+def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_not_marked_for_removal(
+    start: Callable[..., tuple[Evaluator, RoundStore, Artifacts]],
+    monkeypatch: pytest.MonkeyPatch,
+    cause: Exception,
+    is_lost: bool,
+) -> None:
+    evaluator, store, artifacts = start(JobSpec(dataset="digits", model="mlp", rounds=3, evaluate_every=1))
+    token = save(artifacts, JobSpec(dataset="digits", model="mlp", rounds=3), 2)
+
+    def unreadable(*_: object, **__: object) -> None:
+        raise ArtifactError("missing or damaged") from cause
+
+    monkeypatch.setattr(Artifacts, "tensors", unreadable)
+    evaluator._turn()
+    assert events(store, "damaged") and artifacts.is_damaged(token) == is_lost
     store.purge()
 
 
