@@ -140,7 +140,8 @@ def test_a_device_is_tested_and_precisions_are_tried_before_the_replica_is_built
             mine, theirs = local.trial(job.spec, precision), process.trial(job.spec, precision)
             assert [one.tobytes() for one in mine([0, 1])] == [one.tobytes() for one in theirs([0, 1])]
         memory = process.memory
-        assert memory.device_type == "cpu" and memory.room_bytes() == local.memory.room_bytes()
+        assert memory.device_type == "cpu"
+        assert 0 < memory.room_bytes() <= local.memory.room_bytes(), "its confinement may limit its memory"
         assert memory.resident_bytes() > resident_bytes() + 100_000_000
 
 
