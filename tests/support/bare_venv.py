@@ -1,5 +1,6 @@
 """A virtual environment with what a wheel requires, taken from the environment of the tests, and nothing else."""
 
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -17,25 +18,36 @@ def bare_venv(folder: Path, requirements: list[str]) -> Path:
     for distribution in closure(requirements).values():
         for file in distribution.files or ():
             top = file.parts[0]
-            if top not in ("..", "__pycache__") and not (site / top).exists():
-                (site / top).symlink_to(Path(str(distribution.locate_file(top))))
+            source = Path(str(distribution.locate_file(top)))
+            if top in ("..", "__pycache__") or (site / top).exists():
+                continue
+            if source.suffix == ".dist-info":  # copied: uv does not see a distribution behind a link
+                shutil.copytree(source, site / top)
+            else:
+                (site / top).symlink_to(source)
     return folder / "bin" / "python"
 
 
 def closure(requirements: list[str]) -> dict[str, metadata.Distribution]:
     """The installed distributions that these requirements need, by their canonical names."""
     found: dict[str, metadata.Distribution] = {}
-    todo = [Requirement(each) for each in requirements]
+    seen: set[tuple[str, str]] = set()
+    todo = [each for each in map(Requirement, requirements) if _is_needed(each, "")]
     while todo:
         each = todo.pop()
         name = canonicalize_name(each.name)
-        extras = each.extras or {""}
-        if name in found or not (each.marker is None or each.marker.evaluate({"extra": ""})):
+        asked = {(name, extra) for extra in each.extras | {""}} - seen
+        seen |= asked
+        if not asked:
             continue
         found[name] = metadata.distribution(name)
         below = map(Requirement, found[name].requires or ())
-        todo += [one for one in below if one.marker is None or any(one.marker.evaluate({"extra": e}) for e in extras)]
+        todo += [one for one in below if any(_is_needed(one, extra) for _, extra in asked)]
     return found
+
+
+def _is_needed(requirement: Requirement, extra: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def install(python: Path, wheel: Path) -> None:
