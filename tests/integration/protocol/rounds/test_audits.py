@@ -452,6 +452,18 @@ def test_a_suspected_unit_that_was_taken_back_is_no_copy(reducer: ReducerSession
     assert lease_of(reducer, 0, reducer.keys.leases()) == "second" and not reducer.redis.exists(reducer.keys.audits())
 
 
+def test_a_suspected_unit_that_was_taken_back_is_of_the_share_of_who_gets_it(
+    reducer: ReducerSession, join: Join
+) -> None:
+    first, second = join("first"), join("second")
+    assert first.lease(str(ZERO)).micro_batches == (0, 1) and second.lease(str(ZERO)).micro_batches == (2, 3)
+    assert send(first, ZERO, 0, 1) == "accepted" and send(second, ZERO, 2, 3, nonce="second") == "accepted"
+    agree(reducer, audit=1e-9, secret="s", sharers=2)
+    assert reducer.suspect(ZERO, parts(reducer)[0], "digest")
+    assert reducer.refuse(ZERO, parts(reducer)[0], "reason", "damaged") != GONE
+    assert second.lease(str(ZERO)).answer == "wait"
+
+
 def test_a_unit_that_two_machines_agree_on_is_settled(reducer: ReducerSession, join: Join) -> None:
     _, second = suspected(reducer, join)
     assert send(second, ZERO, *second.lease(str(ZERO)).micro_batches, nonce="copy") == "accepted"
