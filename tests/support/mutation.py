@@ -3,7 +3,8 @@
     python -m tests.support.mutation < mutants.json
 
 The input is a list of [script, source], the output a list of exit codes, the first for the scripts as they are: 0, all
-tests passed; 1, one failed; anything else is no verdict. A mutant meets the tests that call its script (no other could
+tests passed; 1, one failed; anything else is no verdict. A broker that a mutant has left unable to answer is replaced
+before the next mutant, which would fail whatever it is. A mutant meets the tests that call its script (no other could
 notice), those that noticed its fellows first, until one fails. As a plugin, this module stands in for the folder's
 conftest, whose imports take longer than the tests.
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import pytest
 from redis import Redis
+from redis.exceptions import RedisError
 
 from computeshare.protocol import scripts
 from computeshare.protocol.scripts import Script, Scripts
@@ -58,21 +60,23 @@ URL = pytest.StashKey[str]()
 class Trials:
     """Stands in for pytest's loop over the tests: once for the scripts as they are, then once for each mutant."""
 
-    def __init__(self, mutants: Sequence[tuple[str, str]], url: str) -> None:
-        self.mutants, self.url = mutants, url
+    def __init__(self, mutants: Sequence[tuple[str, str]], brokers: list[EmbeddedBroker]) -> None:
+        """`brokers`: one for each mutant that is tried at a time."""
+        self.mutants, self.brokers = mutants, brokers
         self.codes = [NO_VERDICT] * (1 + len(mutants))
         self._callers: dict[str, list[int]] = {}
         self._killers = RawArray("i", [NOBODY] * len(mutants))
-        self._running: dict[int, int] = {}
+        self._running: dict[int, tuple[int, int]] = {}
+        """By process: the numbers of its mutant and of its broker."""
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        config.stash[URL] = self.url
+        config.stash[URL] = self.brokers[0].url
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self._run_unaltered(session)
         for number in range(len(self.mutants) if self.codes[0] == 0 else 0):
-            if len(self._running) == PROCESSES:
+            if len(self._running) == len(self.brokers):
                 self._reap()
             self._fork(session, number)
         while self._running:
@@ -108,9 +112,11 @@ class Trials:
 
     def _fork(self, session: pytest.Session, number: int) -> None:
         order = self._order(number)
+        place = min({*range(len(self.brokers))} - {place for _, place in self._running.values()})
         if process := os.fork():
-            self._running[process] = number
+            self._running[process] = number, place
             return
+        session.config.stash[URL] = self.brokers[place].url
         code = NO_VERDICT
         with contextlib.suppress(BaseException):
             code = self._try(session, number, order)
@@ -130,7 +136,22 @@ class Trials:
 
     def _reap(self) -> None:
         process, status = os.wait()
-        self.codes[1 + self._running.pop(process)] = os.waitstatus_to_exitcode(status)
+        number, place = self._running.pop(process)
+        self.codes[1 + number] = os.waitstatus_to_exitcode(status)
+        if not _answers(self.brokers[place]):
+            self.brokers[place].stop()
+            self.brokers[place] = EmbeddedBroker.start(self.brokers[place].log_path)
+
+
+def _answers(broker: EmbeddedBroker) -> bool:
+    """Whether a command gets through: a script may run for ever, or a connection may wait for a writer."""
+    client = Redis.from_url(broker.url, socket_timeout=2)
+    try:
+        return bool(client.set("probe", ""))
+    except RedisError:
+        return False
+    finally:
+        client.close()
 
 
 def _alter(name: str, source: str) -> None:
@@ -138,7 +159,7 @@ def _alter(name: str, source: str) -> None:
     scripts.script = lambda asked: altered if asked == name else unaltered(asked)  # type: ignore[assignment]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def redis_url(pytestconfig: pytest.Config) -> str:
     return pytestconfig.stash[URL]
 
@@ -159,12 +180,13 @@ def main() -> None:
     """Read mutants, try each, and print the exit codes."""
     mutants = [(script, source) for script, source in json.load(sys.stdin)]
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
-        broker = EmbeddedBroker.start(Path(folder) / "broker.log")
+        brokers = [EmbeddedBroker.start(Path(folder) / f"broker-{place}.log") for place in range(PROCESSES)]
         try:
-            trials = Trials(mutants, broker.url)
+            trials = Trials(mutants, brokers)
             pytest.main([*OPTIONS, *TESTS], plugins=[sys.modules[__name__], trials])
         finally:
-            broker.stop()
+            for broker in brokers:
+                broker.stop()
     print(json.dumps(trials.codes))
 
 

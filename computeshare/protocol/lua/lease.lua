@@ -232,11 +232,9 @@ local function is_audited(unit)
 end
 
 local function find_copy() -- a unit that this worker computes beside its own, for the reducer to compare; or nil
-  local kind, own = redis.call("HGET", kinds_key, worker), {}
-  for _, unit in ipairs(granted) do own[unit] = true end
+  local kind = redis.call("HGET", kinds_key, worker)
   local function suits(unit, holder)
-    if own[unit] or is_copied(unit) then return false end
-    if not is_of_round(unit) then return false end
+    if is_copied(unit) or not is_of_round(unit) then return false end
     if holder and machine_of(holder) == machine_of(worker) then return false end
     return not holder or redis.call("HGET", kinds_key, holder) == kind
   end

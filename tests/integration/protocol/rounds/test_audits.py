@@ -353,6 +353,34 @@ def test_no_party_gets_a_disputed_unit_that_a_third_machine_holds(
     assert moved == ([(0, "third", "fourth")] if expired else [])  # else as a backup: `doubled` of the version
 
 
+def test_a_third_machine_gets_a_disputed_unit_whose_lease_has_run_out_whatever_its_share(
+    reducer: ReducerSession, join: Join
+) -> None:
+    first, second, third, fourth = (join(name) for name in ("first", "second", "third", "fourth"))
+    agree(reducer, sharers=4)
+    for number, session in enumerate((first, second, third, fourth)):
+        assert session.lease(str(ZERO)).micro_batches == (number,)
+        assert send(session, ZERO, number, nonce=f"own {number}") == "accepted"
+    agree(reducer, audit=1e-9, secret="s", sharers=4)
+    assert reducer.dispute(ZERO, parts(reducer)[0], {"first": "a", "second": "b"})
+    assert third.lease(str(ZERO)).micro_batches == (0,) and fourth.lease(str(ZERO)).answer == "wait"
+    age(reducer, 30_000)
+    assert fourth.lease(str(ZERO)).micro_batches == (0,)
+
+
+def test_a_unit_that_a_machine_decides_takes_no_room_from_what_it_sends_with_it(
+    reducer: ReducerSession, join: Join
+) -> None:
+    first = join("first")
+    join("second")
+    assert first.lease(str(ZERO)).micro_batches == (0, 1) and send(first, ZERO, 0, nonce="first") == "accepted"
+    third = join("third", **ALL, sharers=4)
+    assert reducer.dispute(ZERO, parts(reducer)[0], {"first": "a", "second": "b"})
+    assert third.lease(str(ZERO)).micro_batches == (0,) and third.lease(str(ZERO)).micro_batches[0] == 2
+    assert send(third, ZERO, 0, 2, nonce="both") == "accepted"
+    assert [(part.micro_batch, part.worker) for part in parts(reducer)] == [(0, "third"), (2, "third")]
+
+
 def patience_ends(store: RoundStore, unit: int) -> None:
     about = json.loads(store.redis.hget(store.keys.disputes(), str(unit)) or b"")
     store.redis.hset(store.keys.disputes(), str(unit), json.dumps(about | {"ends": 1}))

@@ -90,6 +90,7 @@ def all_of(course: Course) -> Counter[str]:
     return sum(course.done[1:], Counter())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("units", [4, 8, 13, 16])
 def test_a_slow_worker_costs_the_others_nothing(play: Play, units: int) -> None:
     """At least 95 % of what any way of sharing whole units out could do, from the second round on."""
@@ -107,6 +108,14 @@ def test_a_slow_worker_takes_part_where_that_makes_a_round_shorter(
     course = play(units, 5, QUARTER)
     assert all_of(course)["slow"] == 4 * does
     assert units / course.rounds[-1] == pytest.approx(rate, rel=0.02) and rate > 0.9 * 3.25
+
+
+def test_a_fast_worker_whose_lease_has_run_out_is_not_waited_for(reducer: ReducerSession, join: Join) -> None:
+    dead, slow = join("dead"), join("slow")
+    know(reducer, dead=1000, slow=9000)
+    assert dead.lease(str(ZERO)).micro_batches == (0,)
+    age(reducer, 4100)
+    assert slow.lease(str(ZERO)).micro_batches == (1,)
 
 
 def test_equal_workers_do_equal_parts_and_nothing_twice(play: Play) -> None:
