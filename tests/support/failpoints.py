@@ -1,26 +1,38 @@
 """An act in a process of its own that kills itself at a named point."""
 
-import contextlib
 import os
 import signal
+import sys
 import time
+import traceback
 from collections.abc import Callable
+
+import torch
 
 from computeshare.runtime import failpoints
 from computeshare.runtime.failpoints import VARIABLE
 
+torch.ones(1, requires_grad=True).backward()
+"""So that forked processes can compute gradients: after an export, the first call of `backward` forbids that to them."""
+
 
 def apart(act: Callable[[], object], armed: str) -> int:
-    """Run `act` in a process of its own with these failpoints armed; how it ended, as subprocess has it."""
+    """Run `act` in a process of its own with these failpoints armed; how it ended, as subprocess has it. An exception
+    is printed, and ends it with 70.
+    """
     pid = os.fork()
     if pid == 0:
         code = 70
-        with contextlib.suppress(BaseException):
+        try:
             os.environ[VARIABLE] = armed
             failpoints._points.cache_clear()
             act()
             code = 0
-        os._exit(code)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
     deadline = time.monotonic() + 60
     while not (ended := os.waitpid(pid, os.WNOHANG | os.WUNTRACED))[0]:
         if time.monotonic() > deadline:

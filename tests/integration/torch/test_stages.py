@@ -224,6 +224,7 @@ def test_a_message_whose_reply_was_lost_counts_once_though_it_is_sent_again(redi
 
 def serve_until_interrupted(group: str, broker: str) -> None:
     """A stage's process, as a script has it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is deaf to it
     torch.set_num_threads(1)
     part = layers()[1]
     with contextlib.suppress(KeyboardInterrupt):
