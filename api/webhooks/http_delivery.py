@@ -3,6 +3,7 @@
 Uses httpcore2, the network layer of httpx2, which uses no proxy, follows no redirect, and connects to given addresses.
 """
 
+import functools
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -39,7 +40,7 @@ class Poster:
     allowed: Networks
     resolve: Resolve = look_up
     timeout_s: float = TIMEOUT_S
-    tls: ssl.SSLContext = field(default_factory=httpx2.create_ssl_context)
+    tls: ssl.SSLContext = field(default_factory=functools.cache(httpx2.create_ssl_context))
 
     def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Outcome:
         """Post `body`. Network errors are returned in the outcome, not raised; the answer's body is not read."""

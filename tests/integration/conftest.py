@@ -1,5 +1,6 @@
 """One real broker per test session; a fresh job id per test, so that nothing has to be flushed."""
 
+import functools
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -8,6 +9,8 @@ from typing import Any
 
 import pytest
 from redis import Redis
+from sqlalchemy import create_engine
+from sqlalchemy.util import LRUCache
 from starlette.testclient import TestClient
 
 from api.database import Database
@@ -70,6 +73,15 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     database.migrate()
     database.close()
     return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _statements_compiled_once() -> Iterator[None]:
+    """One cache of compiled SQL for the engines of all tests: each engine has its own otherwise."""
+    make = functools.partial(create_engine, execution_options={"compiled_cache": LRUCache(2000)})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("api.database.create_engine", make)
+        yield
 
 
 @pytest.fixture
@@ -141,7 +153,7 @@ def create(jobs: Jobs, queue: str, clock: Clock) -> Callable[..., str]:
 def dispatcher(database: Database, tmp_path: Path, redis: Redis, clock: Clock) -> Dispatcher:
     """One that has been running for a while."""
     dispatcher = Dispatcher(database, tmp_path / "artifacts")
-    for _ in range(8):
+    for _ in range(3):
         dispatcher.step(redis)
-        clock.ms += 2000
+        clock.ms += 5500
     return dispatcher

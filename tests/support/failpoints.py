@@ -13,7 +13,7 @@ from computeshare.runtime import failpoints
 from computeshare.runtime.failpoints import VARIABLE
 
 torch.ones(1, requires_grad=True).backward()
-"""So that forked processes can compute gradients: after an export, the first call of `backward` forbids that to them."""
+"""Lets forked processes compute gradients: if its first call comes after an export, torch forbids that to them."""
 
 
 def apart(act: Callable[[], object], armed: str) -> int:

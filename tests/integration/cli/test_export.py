@@ -54,6 +54,7 @@ def test_safetensors_and_state_dict_fit_a_plain_torchvision_module(
     assert sorted(path.name for path in Path().glob("*-v1.*")) == [f"{job.id}-v1.pt", f"{job.id}-v1.safetensors"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("spec", [LENET, RESNET, GPT], ids=lambda spec: spec["model"])
 def test_onnx_gives_the_same_outputs_for_batches_of_any_size(
     trained: Callable[..., Job], capsys: pytest.CaptureFixture[str], spec: dict[str, Any]

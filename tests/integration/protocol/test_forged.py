@@ -164,6 +164,7 @@ ATTACKS: dict[str, tuple[Callable[[Attacked], None], bool]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_job_finishes_whatever_is_forged(attacked: Attacked, history: History, attack: str) -> None:
     forge, says_so = ATTACKS[attack]

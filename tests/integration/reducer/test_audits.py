@@ -199,6 +199,7 @@ def honest(start: Callable[..., Job], combine: str = "mean") -> str:
     return job.digest()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("liar", ["first", "fourth"])
 @pytest.mark.parametrize("factor", [-1, 1000])
 @pytest.mark.parametrize("combine", ["mean", "huber"])

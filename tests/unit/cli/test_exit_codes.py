@@ -72,6 +72,7 @@ def test_no_server_is_3(
     assert "error: Can't find a control plane. Start one: `computeshare up`" in told.err
 
 
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize(("status", "code"), [(401, 4), (403, 4), (404, 2), (409, 2), (500, 3), (503, 3)])
 @pytest.mark.parametrize("command", REQUESTS)
 def test_a_refusal_is_4_where_it_is_not_allowed_2_where_it_is_wrong_and_3_where_the_server_fails(

@@ -39,6 +39,7 @@ def test_each_tensor_belongs_to_one_stage_and_no_stage_has_most_of_the_model(tas
     assert all(one.border_bytes > 0 for one in plan.stages[:-1]) and not plan.stages[-1].border_bytes
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "shape"),
     [

@@ -117,6 +117,7 @@ def test_a_block_holds_exactly_what_it_was_made_of() -> None:
     assert archive.decode(archive.encode(Block([row], []))) == Block([row], [])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_a_job_that_is_restored_or_goes_back_ends_as_if_nothing_had_been_packed(
     redis: Redis, database: Database, history: History, jobs: Jobs, tmp_path: Path, job: str, seed: int

@@ -288,6 +288,7 @@ def drain(projector: Projector, redis: Redis, *feeds: Feed) -> None:
         projector.step(redis)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_every_total_is_as_if_nothing_had_been_folded_whoever_dies_in_between(
     redis: Redis,

@@ -456,6 +456,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(("owner", "name"), STEPS, ids=[f"{o.__name__}.{n}" for o, n in STEPS])
 def test_death_at_any_step_loses_no_seat_and_doubles_none(
@@ -499,6 +500,7 @@ ENDING = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(("owner", "name"), ENDING, ids=[f"{o.__name__}.{n}" for o, n in ENDING])
 def test_death_while_a_job_is_cancelled_and_deleted_leaves_nothing_behind(

@@ -663,6 +663,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(("verb", "owner", "name"), STEPS)
 def test_death_at_any_step_leaves_the_job_as_it_was_wanted(
