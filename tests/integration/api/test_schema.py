@@ -24,8 +24,8 @@ from computeshare.settings import Settings
 from tests.support import sample
 from tests.support.served_api import serving
 
-CALLS, SEED = int(os.environ.get("COMPUTESHARE_CALLS", "300")), sample.seed()
-AT_ONCE = 25 if CALLS > 300 else 8
+CALLS, SEED = int(os.environ.get("COMPUTESHARE_CALLS", "200")), sample.seed()
+AT_ONCE = 25 if CALLS > 200 else 8
 """The most calls of a route in one mode before the other routes' turn."""
 CONFORMING = (status_code_conformance, content_type_conformance, response_schema_conformance)
 TOKEN = {"Authorization": "Bearer secret"}
@@ -76,7 +76,7 @@ def served(settings: Settings) -> Iterator[tuple[str, Any]]:
         yield found
 
 
-@pytest.mark.timeout(0 if CALLS > 300 else 300)
+@pytest.mark.timeout(0 if CALLS > 200 else 300)
 def test_every_route_answers_every_request_as_documented(served: tuple[str, Any]) -> None:
     url, app = served
     operations = [found.ok() for found in schemathesis.openapi.from_dict(app.openapi()).get_all_operations()]
