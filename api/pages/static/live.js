@@ -99,7 +99,7 @@ export function refresher(address, pause_ms) {
       tellTrouble("The server does not answer: this page is out of date."); // whoever notices asks again
     }
     const ended = performance.now();
-    due = ended + Math.min(60_000, Math.max(pause_ms, 40 * (ended - started)));
+    due = ended + Math.min(20_000, Math.max(pause_ms, 40 * (ended - started)));
     busy = false;
     if (wanted) plan();
   }
