@@ -102,8 +102,8 @@ class Contributions:
 
 
 def present(events: Iterable[Any]) -> dict[tuple[str, str], tuple[int, int | None]]:
-    """By job and worker: the milliseconds between its joining and its leaving, summed, and when it joined if it has not
-    left since. `events`: those of `PRESENCE`, in order.
+    """Presence by (job, worker): the milliseconds of all stays that ended, and the start of the present stay, or None
+    if the worker has left. `events`: those of `PRESENCE`, in order.
     """
     found: dict[tuple[str, str], tuple[int, int | None]] = {}
     for event in events:

@@ -66,8 +66,8 @@ def needed(method: str, path: str) -> Need:
 
 
 def refused_with(caller: Caller, method: str, path: str) -> Literal[403, 404] | None:
-    """None: the caller may send this request. 403: it may read there, and no more. 404: it may not even know what there
-    is.
+    """None: the request is allowed. 403: the caller may read there, but not change. 404: the caller may not learn that
+    the resource exists.
     """
     need = needed(method, path)
     if need == "any" or caller.may(need):

@@ -91,11 +91,13 @@ def show_parts(
 def show_classes(
     request: Request,
     services: ServicesDep,
+    views: ViewsDep,
     job_id: str,
     version: Annotated[str, Query(pattern=r"^([0-9]{1,15}|latest|best)$")] = "best",
 ) -> HTMLResponse:
     """The page of a version's scores by class."""
-    job, classes = services.jobs.show(job_id), services.history.classes(job_id, version)
+    with views.snapshot():
+        job, classes = services.jobs.show(job_id), services.history.classes(job_id, version)
     return render(request, "classes.html", job=job, classes=classes)
 
 

@@ -63,7 +63,7 @@ class Want:
 
     @classmethod
     def parse(cls, raw: bytes) -> "Want | None":
-        """None: this is none."""
+        """None: `raw` is not a valid request."""
         _, digest, *pieces = (*raw[:LONGEST_WANT].decode(errors="replace").split(), "", "")
         pieces = [piece for piece in pieces if piece][:AHEAD]
         doubted = frozenset(piece[1:] for piece in pieces if piece.startswith(DOUBTED))
@@ -83,7 +83,7 @@ class _Offer:
 
 @dataclass(slots=True)
 class _Process:
-    """What a process wanted last, since when, what of it was ready when it was told last, and when it got a piece."""
+    """A process's last request: when it was made, the pieces last announced as ready, when the last piece was sent."""
 
     raw: bytes
     since: float

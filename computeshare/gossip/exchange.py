@@ -150,10 +150,10 @@ class Exchange:
             tried.add(self._asked)
 
     def answer(self, patience_s: float = math.inf) -> Fetched | None:
-        """What was asked for, if it is there within `patience_s`; None: it is not there yet, or there is none. The
-        score of whoever was asked changes when it comes, or once it has taken longer than `timeout_ms`.
+        """Wait up to `patience_s` for the requested peer's weights. None: they have not arrived, or nothing was
+        requested. The peer's score changes when they arrive, or once they have taken longer than `timeout_ms`.
 
-        It is decoded here and not when it is read: a version that it refers to may have been loaded since.
+        They are decoded here, not when they are read: the version they refer to may have been loaded since.
         """
         coming, found = self._coming, None
         if coming is None:

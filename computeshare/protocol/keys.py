@@ -334,8 +334,8 @@ class JobKeys:
 
     def members(self) -> str:
         """hash: worker to `session|seen|about` where workers hold stages of the model: when it was seen last, in
-        milliseconds since the epoch, what it can do, and whether it listens on `here` (JSON); until it leaves or is no
-        longer there.
+        milliseconds since the epoch, what it can do, and whether it listens on `here` (JSON). Removed when the worker
+        leaves or stops answering.
         """
         return self._key("members")
 

@@ -53,7 +53,7 @@ class ScoreRequest(BaseModel):
 def ask(redis: Redis, seat: Seat, request: ScoreRequest, is_there: Callable[[], bool]) -> PartScore:
     """Have a seat score, and wait for as long as it `is_there`.
 
-    Raises: ScorerGone: it is not there any more, or answers what is no score; ComputeShareError: it could not score,
+    Raises: ScorerGone: it is not there any more, or sends a malformed score; ComputeShareError: it could not score,
         with the error's class there; RedisError.
     """
     keys = JobKeys(seat.job)
@@ -91,7 +91,7 @@ def _read(raw: bytes) -> PartScore:
             return PartScore.model_validate(found)
         kind, told = str(found["kind"]), str(found["error"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ScorerGone(f"a worker sent what is no score: {str(error)[:200]}") from error
+        raise ScorerGone(f"a worker sent a malformed score: {str(error)[:200]}") from error
     raise KINDS.get(kind, ComputeShareError)(told)
 
 

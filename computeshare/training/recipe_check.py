@@ -154,7 +154,7 @@ def _read_report(folder: Path, code: int, why: str) -> Report:
     try:
         return Report.model_validate_json(found)
     except ValidationError as error:
-        raise RecipeError(f"the recipe's process left a report that is none: {error}") from error
+        raise RecipeError(f"the recipe's process wrote a report that cannot be read: {error}") from error
 
 
 def _take(source: Path, state: Path) -> None:

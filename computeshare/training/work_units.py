@@ -30,7 +30,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """By what a module is compiled, empty if it is not; and why it is not although it should be."""
+    """The compiler in use (empty: none) and, if compilation was asked for but failed, the reason."""
 
     compiler: str = ""
     trouble: str = ""

@@ -11,8 +11,8 @@ from computeshare.runtime.signatures import SigningKey
 
 @dataclass(frozen=True, slots=True)
 class MachineKey:
-    """The key in the file `path`, and beside it the one that is to replace it, from before the control plane learns of
-    it until it is known to accept it. Files are read at each call, since another process may replace the key.
+    """A machine's current key (the file `path`) and, beside it, the next key until the control plane is known to
+    accept it. Files are read at each call: another process may replace the key.
     """
 
     path: Path

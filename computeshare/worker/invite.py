@@ -70,7 +70,7 @@ class Joined:
 
     @classmethod
     def parse(cls, kept: Any, key: MachineKey) -> "Joined | None":
-        """From the file's entry; None: it is none. (Earlier versions stored the broker's address alone.)"""
+        """From the file's entry; None: the entry is not valid. (Earlier versions stored the broker's address alone.)"""
         if isinstance(kept, str):
             return cls(redis_url=kept)
         try:

@@ -82,6 +82,11 @@ def outside(layers: list[str], packages: set[str]) -> set[str]:
     return {module for module in modules if not any(f"{module}.".startswith(f"{room}.") for room in rooms(layers))}
 
 
+def test_nothing_but_what_every_room_needs_stands_at_the_top() -> None:
+    modules = {path.stem for path in (ROOT / "computeshare").glob("*.py")}
+    assert modules <= {"__init__", "__main__", "errors", "settings", "types"}
+
+
 def test_a_folder_holds_a_dozen_modules_at_most() -> None:
     folders = [path for package in ("computeshare", "api") for path in (ROOT / package).rglob("__init__.py")]
     counts = {str(path.parent): len(list(path.parent.glob("*.py"))) - 1 for path in folders}

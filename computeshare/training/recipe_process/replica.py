@@ -103,7 +103,9 @@ class _Buckets:
 
     def taken(self, number: int) -> None:
         if number not in self._left:
-            raise RecipeError(f"the recipe's process sent bucket {number} twice, or there is none: it is broken")
+            raise RecipeError(
+                f"the recipe's process sent bucket {number} twice, or the model has no such bucket: it is broken"
+            )
         self._left.remove(number)
         self._take(number, self._shared.update[self._where[number]].copy())
 

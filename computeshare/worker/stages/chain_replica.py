@@ -53,7 +53,7 @@ class Order:
 
     @classmethod
     def parse(cls, body: Blob) -> "Order":
-        """Raises CodecError: it is none."""
+        """Raises CodecError: `body` is not a valid order."""
         try:
             placement, leader, token, unit = json.loads(bytes(body))
             return cls(_count(placement), str(leader), str(Token.parse(token)), _count(unit))
@@ -62,7 +62,7 @@ class Order:
 
     @classmethod
     def of(cls, letter: Letter) -> "Order":
-        """The order in a letter. Raises CodecError: it is none, or of another placement than the letter's turn."""
+        """The order in a letter. Raises CodecError: it is not valid, or of another placement than the letter's turn."""
         order = cls.parse(letter.body)
         if letter.turn >> TURN_BITS != order.placement:
             raise CodecError("a leader's order is of another placement than its turn")

@@ -67,3 +67,11 @@ def test_reading_within_reading_sees_the_same_moment(services: tuple[TestClient,
         job = jobs.create(SPEC)
         assert jobs.list().items == before == []
     assert jobs.list().items == [job]
+
+
+def test_scores_by_class_are_read_with_their_job(services: tuple[TestClient, Services]) -> None:
+    client, behind = services
+    one, begun = behind.jobs.create(SPEC).id, list[object]()
+    event.listen(behind.database.engine, "begin", begun.append)
+    assert client.get(f"/jobs/{one}/classes").status_code == 404  # no version has been scored yet
+    assert len(begun) == 1
