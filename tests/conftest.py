@@ -15,10 +15,8 @@ from tests.support.requirements import lacking
 
 hypothesis.settings.register_profile("suite", deadline=None)  # the first example may import torch
 hypothesis.settings.load_profile("suite")
-LONG_FILES, E2E_FILES, PAGE_TESTS = 1, 2, 25
-"""Of the files with long tests, of the files in tests/e2e, and of the tests of a job's page, so many run with the whole
-suite.
-"""
+LONG_FILES, E2E_FILES = 1, 2
+"""Of the files with long tests, and of the files in tests/e2e, so many run with the whole suite."""
 ALWAYS = ("test_bits.py", "test_pages.py")
 """The files in tests/e2e that always run: the promise of equal bits, and the job's page."""
 structlog.configure(
@@ -39,8 +37,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out |= _files_left_out([item for item in items if item.get_closest_marker("long")], LONG_FILES, "long")
         e2e = [item for item in items if item.nodeid.startswith("tests/e2e/") and item.path.name not in ALWAYS]
         left_out |= _files_left_out(e2e, E2E_FILES, "e2e")
-        pages = [item for item in items if item.path.name == "test_pages.py" and item not in left_out]
-        left_out |= {*pages} - {*sample.of(pages, PAGE_TESTS, "pages")}
+        left_out |= _tests_left_out([item for item in items if item not in left_out])
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
@@ -54,6 +51,16 @@ def _cases_left_out(items: list[pytest.Item]) -> set[pytest.Item]:
             cases[item.nodeid.partition("[")[0], marker.args[0]].append(item)
     kept = {item for (name, count), several in cases.items() for item in sample.of(several, count, name)}
     return {item for several in cases.values() for item in several} - kept
+
+
+def _tests_left_out(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Of the tests of a file marked `sampled_file(count)`, all but so many."""
+    tests: defaultdict[tuple[Path, int], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if marker := item.get_closest_marker("sampled_file"):
+            tests[item.path, marker.args[0]].append(item)
+    kept = {item for (path, count), several in tests.items() for item in sample.of(several, count, path.name)}
+    return {item for several in tests.values() for item in several} - kept
 
 
 def _files_left_out(items: list[pytest.Item], count: int, name: str) -> set[pytest.Item]:

@@ -20,6 +20,8 @@ from computeshare.terminal.command import run
 from tests.support.recipes import NOISE
 from tests.support.served_api import serving
 
+pytestmark = pytest.mark.sampled_file(3)
+
 NET = (
     NOISE
     + """

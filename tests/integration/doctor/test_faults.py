@@ -22,6 +22,8 @@ from computeshare.up.embedded_broker import EmbeddedBroker
 from tests.support.full_disk import small_disk
 from tests.support.served_api import serving
 
+pytestmark = pytest.mark.sampled_file(8)
+
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from computeshare.errors import BrokerError
 from computeshare.runtime import durability
 from computeshare.settings import Settings
 
+pytestmark = pytest.mark.sampled_file(5)
+
 WRONG = """
 import sys
 

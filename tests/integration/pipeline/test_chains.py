@@ -41,6 +41,8 @@ from tests.support.rounds import events, take_seat, unseen
 from tests.support.stage_seats import Seat
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.sampled_file(25)
+
 
 def setup_of(job: Job) -> StageSetup:
     plan = await_stages(job.store, threading.Event())

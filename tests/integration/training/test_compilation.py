@@ -20,6 +20,8 @@ from computeshare.training.server_step import ServerStep
 from computeshare.training.work_units import AnyReplica
 from computeshare.types import Vector
 
+pytestmark = pytest.mark.sampled_file(1)
+
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile needs a C++ compiler, and there is none"

@@ -4,10 +4,13 @@ import csv
 import random
 from pathlib import Path
 
+import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from computeshare.tasks.recipes import bundle
 from computeshare.training.recipe_check import Report, Trial, check
+
+pytestmark = pytest.mark.sampled_file(1)
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "recipes"
 

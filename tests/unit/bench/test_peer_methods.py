@@ -11,6 +11,8 @@ from torch import multiprocessing, nn
 
 from bench.peer_methods import EVERY, METHODS, compute_s
 
+pytestmark = pytest.mark.sampled_file(3)
+
 RANKS = 2
 
 

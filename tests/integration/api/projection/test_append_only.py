@@ -43,6 +43,8 @@ from tests.support.rounds import age, take_seat
 from tests.support.scheduling_clock import online
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.sampled_file(2)
+
 CUTS = int(os.environ.get("COMPUTESHARE_CUTS", "10"))
 FIRST_SEED = int(os.environ.get("COMPUTESHARE_SEED", "0"))
 LR, MOMENTUM = 0.05, 0.9
