@@ -27,8 +27,8 @@ from bench.ending import end_cleanly_when_asked
 from bench.report import Cell, Part, Table, markdown
 from bench.scaling import cpu_s
 from computeshare.codecs.registry import CODECS
-from computeshare.gossip.exchange import Exchange, Partners
-from computeshare.gossip.peer_weights import GroupWeights, Published
+from computeshare.gossip.exchange import Partners, PeerExchange
+from computeshare.gossip.peer_weights import GroupWeights, PublishedWeights
 from computeshare.jobspec.spec import CodecSpec
 from computeshare.strategies.registry import parse_strategy
 from computeshare.transport.connections import connect
@@ -57,11 +57,11 @@ def peer(url: str, group: str, name: str, size: int, stop: Any) -> tuple[int, in
     averaging = parse_strategy({"kind": "gossip"}).averaging
     assert averaging is not None
 
-    def decode(_: Published, message: Message) -> tuple[Vector, Vector]:
+    def decode(_: PublishedWeights, message: Message) -> tuple[Vector, Vector]:
         assert message[0] is not None
         return CODEC.decode(message[0], size), np.zeros(0, np.float32)
 
-    exchange = Exchange(averaging, board, Partners(name, 0, averaging.matching), 1, decode)
+    exchange = PeerExchange(averaging, board, Partners(name, 0, averaging.matching), 1, decode)
     own = np.random.default_rng(0).normal(0, 0.1, size).astype(np.float32)
     met = units = 0
     while not stop.is_set():

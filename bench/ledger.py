@@ -24,7 +24,7 @@ from api.main import create_app
 from api.projection.events.handlers import apply
 from api.projection.events.job_projection import JobProjection
 from api.projection.events.parser import StreamEvent
-from api.projection.rates import Rates
+from api.projection.rates import JobRates
 from api.projection.row_store import load_job, store_changes
 from api.tables import JOB
 from computeshare.jobspec.spec import JobSpec
@@ -78,7 +78,7 @@ def events(job_id: str, plan: Any, first: int, last: int) -> list[StreamEvent]:
 
 def fill(database: Database, job_id: str, versions: int) -> float:
     """Store `versions` versions as the projector does; returns CPU milliseconds per 100 events."""
-    rates, took, count = Rates(), 0.0, 0
+    rates, took, count = JobRates(), 0.0, 0
     for first in range(0, versions, BATCH):
         with database.writing() as connection:
             state = load_job(connection, job_id)

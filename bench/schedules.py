@@ -20,7 +20,7 @@ from typing import Any
 from bench.report import Cell, Part, Table, markdown
 from bench.split_model import Cut, SplitModel, gpt
 from computeshare.jobspec.sampling_plan import Plan
-from computeshare.pipeline.chains.mail import ChainMail, Inbox, Outbox
+from computeshare.pipeline.chains.mail import ChainMail, LetterInbox, LetterOutbox
 from computeshare.pipeline.chains.placement import Held
 from computeshare.pipeline.schedule import Kind
 from computeshare.pipeline.stage_replica import Mailbox, StageReplica
@@ -45,7 +45,7 @@ def loopback(stages: int, in_memory: bool) -> Iterator[Mailboxes]:
         broker = EmbeddedBroker.start(Path(folder) / "broker.log")
         redis, key_of = connect(broker.tcp_url), JobKeys(JOB).mail
         chain = [Held(f"worker{one}", f"session{one}", one, one + 1) for one in range(stages)]
-        ends = [(Inbox(redis, key_of(one.session)), Outbox(redis, key_of)) for one in chain]
+        ends = [(LetterInbox(redis, key_of(one.session)), LetterOutbox(redis, key_of)) for one in chain]
 
         def mailboxes(number: int) -> list[Mailbox]:
             for inbox, _ in ends:

@@ -17,9 +17,9 @@ from api.gateway.challenge import ANSWER_S, is_proven
 from api.gateway.commands.access import Access
 from api.gateway.commands.filter import CommandFilter
 from api.gateway.commands.holdings import Holdings
-from api.gateway.commands.rates import CALL_S, CALLS, SELDOM, Rates
-from api.gateway.commands.replies import Replies, Unread
-from api.gateway.machines import Machine, Machines
+from api.gateway.commands.rates import CALL_S, CALLS, SELDOM, CommandRates
+from api.gateway.commands.replies import AwaitedReplies, Unread
+from api.gateway.machines import JoinedMachine, Machines
 from api.gateway.refusals import Refusals
 from api.gateway.relay import REVOKED, SLOW, STALL_S, Receive, Send, relay
 from api.gateway.traffic import Traffic
@@ -44,7 +44,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GatewayLimits:
     """Limits of a gateway."""
 
     per_machine: int = PER_MACHINE
@@ -57,7 +57,7 @@ class Limits:
 class _Open:
     """An open connection, and the event that cuts it."""
 
-    machine: Machine
+    machine: JoinedMachine
     cut: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -82,12 +82,17 @@ class Gateway:
     """
 
     def __init__(
-        self, machines: Machines, traffic: Traffic, access: Access, holdings: Holdings, limits: Limits | None = None
+        self,
+        machines: Machines,
+        traffic: Traffic,
+        access: Access,
+        holdings: Holdings,
+        limits: GatewayLimits | None = None,
     ) -> None:
-        self._machines, self._traffic, self._limits = machines, traffic, limits or Limits()
+        self._machines, self._traffic, self._limits = machines, traffic, limits or GatewayLimits()
         self._access, self._holdings, self.refusals = access, holdings, Refusals()
         self._tries, self._openings = Throttle(TRIES, TRY_S), Throttle(OPENINGS, OPENING_S)
-        self.rates = Rates(Throttle(CALLS, CALL_S), {name: Throttle(*limit) for name, limit in SELDOM.items()})
+        self.rates = CommandRates(Throttle(CALLS, CALL_S), {name: Throttle(*limit) for name, limit in SELDOM.items()})
         self._open: set[_Open] = set()
         self._asked: Counter[tuple[str, str]] = Counter()  # still to prove who they are, by address and machine's id
         self._unread: WeakValueDictionary[str, Unread] = WeakValueDictionary()
@@ -123,7 +128,7 @@ class Gateway:
         broker = await self._broker(connection.machine)
         machine = connection.machine
         note = partial(self.refusals.note, machine.id, machine.name)
-        replies = Replies(self._unread.setdefault(machine.id, Unread()))
+        replies = AwaitedReplies(self._unread.setdefault(machine.id, Unread()))
         commands = CommandFilter(machine.id, self._access, note, replies, self._unfinished, self.rates, self._holdings)
         try:
             if self._watch is None or self._watch.done():
@@ -136,7 +141,7 @@ class Gateway:
             commands.close()
         await _close(send, code)
 
-    async def _named(self, scope: Any, address: str) -> Machine:
+    async def _named(self, scope: Any, address: str) -> JoinedMachine:
         """The machine that a request names, which is still to prove that it is this one. Raises _Refused."""
         headers = dict(scope["headers"])
         if b"origin" in headers:  # machines send none, browsers always do
@@ -151,7 +156,7 @@ class Gateway:
             raise self._failed(address)
         return found
 
-    async def _admitted(self, machine: Machine, address: str, receive: Receive, send: Send) -> Machine:
+    async def _admitted(self, machine: JoinedMachine, address: str, receive: Receive, send: Send) -> JoinedMachine:
         """The machine, once it has proved who it is. Raises _Refused."""
         asked = address, machine.id
         of_address = sum(count for (one, _), count in self._asked.items() if one == address)
@@ -181,7 +186,7 @@ class Gateway:
             return _Refused(429, "too many failed attempts from this address: try again later")
         return _Refused(401, "this machine's key is not valid here, or its access has ended: ask for a new invite")
 
-    async def _broker(self, machine: Machine) -> BrokerStream:
+    async def _broker(self, machine: JoinedMachine) -> BrokerStream:
         """A connection to the broker for this machine. Raises _Refused."""
         try:
             return await BrokerStream.open(self._machines.broker_url(machine))

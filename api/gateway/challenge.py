@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 
-from api.gateway.machines import Machine
+from api.gateway.machines import JoinedMachine
 from api.gateway.relay import Receive, Send
 from computeshare.runtime.signatures import SIGNATURE_BYTES, is_signed
 from computeshare.transport.forwarder import CHALLENGE_BYTES
@@ -12,7 +12,7 @@ ANSWER_S = 5.0
 """How long a machine may take to answer."""
 
 
-async def is_proven(machine: Machine, receive: Receive, send: Send, answer_s: float) -> bool:
+async def is_proven(machine: JoinedMachine, receive: Receive, send: Send, answer_s: float) -> bool:
     """Whether the first message on a machine's WebSocket is its signature over a new challenge and its id.
 
     Raises: TimeoutError: no message came in time.

@@ -15,7 +15,7 @@ INVITE = table(Invite)
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class JoinedMachine:
     """A machine that has joined through the gateway."""
 
     id: str
@@ -33,23 +33,25 @@ class Machines:
     def __init__(self, database: Database, broker_url: Callable[[], str]) -> None:
         self._database, self._broker_url = database, broker_url
 
-    def find(self, machine_id: str) -> Machine | None:
+    def find(self, machine_id: str) -> JoinedMachine | None:
         """The machine with this id; None: there is none, or its access has ended."""
         return self._standing([machine_id]).get(machine_id)
 
-    def refused(self, machines: Collection[Machine]) -> set[Machine]:
+    def refused(self, machines: Collection[JoinedMachine]) -> set[JoinedMachine]:
         """Those of these machines that were withdrawn, whose access has ended, or that have another key by now."""
         standing = self._standing([one.id for one in machines])
         return {one for one in machines if one.id not in standing or standing[one.id].public_key != one.public_key}
 
-    def _standing(self, ids: Collection[str]) -> dict[str, Machine]:
+    def _standing(self, ids: Collection[str]) -> dict[str, JoinedMachine]:
         held = INVITE.c.access_ends_ms.is_(None) | (INVITE.c.access_ends_ms > now_ms())
         query = select(INVITE.c.id, INVITE.c.worker, INVITE.c.public_key)
         query = query.where(INVITE.c.id.in_(ids), INVITE.c.gateway, INVITE.c.public_key.is_not(None), held)
         with self._database.engine.connect() as connection:
-            return {row.id: Machine(row.id, row.worker or "", row.public_key) for row in connection.execute(query)}
+            return {
+                row.id: JoinedMachine(row.id, row.worker or "", row.public_key) for row in connection.execute(query)
+            }
 
-    def broker_url(self, machine: Machine) -> str:
+    def broker_url(self, machine: JoinedMachine) -> str:
         """The broker's address and password for this machine's connections, which the gateway keeps to itself: the
         control plane's own, since a user of the broker for each machine would confine nobody (ADR 31).
         """

@@ -11,7 +11,7 @@ READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RouteRule:
     """What reading and changing needs at `path`, and (unless `alone`) at all paths below it."""
 
     path: str
@@ -24,35 +24,35 @@ class Rule:
 
 
 RULES = (
-    Rule("/", "jobs:read", "jobs:write", alone=True),
-    Rule("/jobs", "jobs:read", "jobs:write"),
-    Rule("/compare", "jobs:read", "jobs:write"),
-    Rule("/new", "jobs:write", "jobs:write"),
-    Rule("/v1/jobs", "jobs:read", "jobs:write"),
-    Rule("/v1/compare", "jobs:read", "jobs:write"),
-    Rule("/v1/recipes", "jobs:read", "jobs:write"),
-    Rule("/datasets", "jobs:read", "jobs:write"),
-    Rule("/v1/datasets", "jobs:read", "jobs:write"),
-    Rule("/v1/bundles", "jobs:read", "jobs:write"),
-    Rule("/workers", "workers:read", "admin"),
-    Rule("/v1/workers", "workers:read", "admin"),
-    Rule("/v1/queues", "workers:read", "admin"),
-    Rule("/v1/invites", "workers:join", "workers:join"),
-    Rule("/webhooks", "admin", "admin"),
-    Rule("/v1/webhooks", "admin", "admin"),
-    Rule("/tokens", "admin", "admin"),
-    Rule("/v1/tokens", "admin", "admin"),
-    Rule("/audit", "admin", "admin"),
-    Rule("/v1/audit", "admin", "admin"),
-    Rule("/metrics", "jobs:read", "admin"),
-    Rule("/v1/version", "any", "admin"),
-    Rule("/logout", "any", "any"),
-    Rule("/docs", "any", "admin"),
-    Rule("/openapi.json", "any", "admin"),
+    RouteRule("/", "jobs:read", "jobs:write", alone=True),
+    RouteRule("/jobs", "jobs:read", "jobs:write"),
+    RouteRule("/compare", "jobs:read", "jobs:write"),
+    RouteRule("/new", "jobs:write", "jobs:write"),
+    RouteRule("/v1/jobs", "jobs:read", "jobs:write"),
+    RouteRule("/v1/compare", "jobs:read", "jobs:write"),
+    RouteRule("/v1/recipes", "jobs:read", "jobs:write"),
+    RouteRule("/datasets", "jobs:read", "jobs:write"),
+    RouteRule("/v1/datasets", "jobs:read", "jobs:write"),
+    RouteRule("/v1/bundles", "jobs:read", "jobs:write"),
+    RouteRule("/workers", "workers:read", "admin"),
+    RouteRule("/v1/workers", "workers:read", "admin"),
+    RouteRule("/v1/queues", "workers:read", "admin"),
+    RouteRule("/v1/invites", "workers:join", "workers:join"),
+    RouteRule("/webhooks", "admin", "admin"),
+    RouteRule("/v1/webhooks", "admin", "admin"),
+    RouteRule("/tokens", "admin", "admin"),
+    RouteRule("/v1/tokens", "admin", "admin"),
+    RouteRule("/audit", "admin", "admin"),
+    RouteRule("/v1/audit", "admin", "admin"),
+    RouteRule("/metrics", "jobs:read", "admin"),
+    RouteRule("/v1/version", "any", "admin"),
+    RouteRule("/logout", "any", "any"),
+    RouteRule("/docs", "any", "admin"),
+    RouteRule("/openapi.json", "any", "admin"),
 )
 
 
-def rule_of(path: str) -> Rule | None:
+def rule_of(path: str) -> RouteRule | None:
     """The rule that covers a path; None: nobody has declared one."""
     return next((rule for rule in RULES if rule.covers(path)), None)
 

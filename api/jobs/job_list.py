@@ -22,19 +22,21 @@ _TITLE = case((col(Job.name) != "", col(Job.name)), else_=_DEFAULT_TITLE)
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ListOrder:
     """An order of the list: its columns, of which the last is unique, and each column's Python type, for cursors."""
 
     columns: tuple[Any, ...]
     kinds: tuple[type, ...]
 
 
-ORDERS: Mapping[JobSort, Order] = {
-    "newest": Order((_CREATED.desc(), _ID.desc()), (int, str)),
-    "oldest": Order((_CREATED, _ID), (int, str)),
-    "name": Order((func.casefold(_TITLE), _CREATED.desc(), _ID.desc()), (str, int, str)),
-    "accuracy": Order((func.coalesce(col(Job.accuracy), -1.0).desc(), _CREATED.desc(), _ID.desc()), (float, int, str)),
-    "updated": Order((col(Job.updated_ms).desc(), _ID.desc()), (int, str)),
+ORDERS: Mapping[JobSort, ListOrder] = {
+    "newest": ListOrder((_CREATED.desc(), _ID.desc()), (int, str)),
+    "oldest": ListOrder((_CREATED, _ID), (int, str)),
+    "name": ListOrder((func.casefold(_TITLE), _CREATED.desc(), _ID.desc()), (str, int, str)),
+    "accuracy": ListOrder(
+        (func.coalesce(col(Job.accuracy), -1.0).desc(), _CREATED.desc(), _ID.desc()), (float, int, str)
+    ),
+    "updated": ListOrder((col(Job.updated_ms).desc(), _ID.desc()), (int, str)),
 }
 """The orders by name. `accuracy`: the last scored version's, best first, jobs without a score at the end."""
 

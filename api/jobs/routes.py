@@ -33,7 +33,7 @@ from computeshare.types import JobSort, JobStatus, Outcome
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
-class Weights(FileResponse):
+class WeightsFile(FileResponse):
     """A file, or the requested range of it. (FileResponse itself answers an impossible range as plain text.)"""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -251,7 +251,7 @@ def download_checkpoint(
     if headers["ETag"] in known or known.strip() == "*":
         return Response(status_code=304, headers=headers)
     name = f"{job_id}-v{version}.safetensors"
-    return Weights(path, headers=headers, media_type="application/octet-stream", filename=name)
+    return WeightsFile(path, headers=headers, media_type="application/octet-stream", filename=name)
 
 
 @router.get("/{job_id}/checkpoints/{which}/classes")

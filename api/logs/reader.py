@@ -30,7 +30,7 @@ class Which:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class LogNews:
     """Lines after a given id: `lines` pass the filter, `last` is the highest id covered, and `ended` is the job's final
     status once no more lines are expected.
     """
@@ -62,7 +62,7 @@ class Logs:
         items = newest[limit - 1 :: -1] if len(newest) > limit else newest[::-1]
         return LogPage(items=items, previous=items[0].id if len(newest) > limit else None)
 
-    def news(self, job_id: str, which: Which, last: int, limit: int) -> News:
+    def news(self, job_id: str, which: Which, last: int, limit: int) -> LogNews:
         """At most `limit` lines with ids above `last`."""
         with self._database.read() as session:
             state = select(col(Job.status), col(Job.started_ms), col(Job.finished_ms)).where(col(Job.id) == job_id)
@@ -71,10 +71,10 @@ class Logs:
                 raise no_job(job_id)
             newest = session.scalar(select(func.max(col(LogLine.id))).where(col(LogLine.job_id) == job_id)) or 0
             if newest <= last:
-                return News([], last, job.status if _is_over(job.status, job.started_ms, job.finished_ms) else None)
+                return LogNews([], last, job.status if _is_over(job.status, job.started_ms, job.finished_ms) else None)
             query = _lines(job_id, which).where(col(LogLine.id) > last, col(LogLine.id) <= newest)
             lines = _found(session, query.order_by(col(LogLine.id)).limit(limit))
-        return News(lines, lines[-1].id if len(lines) == limit else newest, None)
+        return LogNews(lines, lines[-1].id if len(lines) == limit else newest, None)
 
     def writers(self, job_id: str) -> Sequence[tuple[str, str]]:
         """The log's writers as (id, newest name), sorted by name."""

@@ -15,7 +15,7 @@ from api.errors import NotFound
 from api.jobs.event_feeds import LOOK_S, PING_S, RECONNECT_MS
 from api.jobs.event_routes import AS_EVENTS, EventId, EventStream, existing
 from api.jobs.routes import JobId
-from api.logs.reader import AT_ONCE, News, Which
+from api.logs.reader import AT_ONCE, LogNews, Which
 from api.schemas import LogPage
 from computeshare.runtime.log_lines import Level
 
@@ -80,8 +80,8 @@ async def _follow(services: Services, job_id: str, which: Which, last: int) -> A
             await asyncio.sleep(LOOK_S)
 
 
-def _look(services: Services, job_id: str, which: Which, last: int) -> News:
+def _look(services: Services, job_id: str, which: Which, last: int) -> LogNews:
     try:
         return services.logs.news(job_id, which, last, AT_ONCE)
     except NotFound:
-        return News([], last, "deleted")
+        return LogNews([], last, "deleted")

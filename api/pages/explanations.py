@@ -95,26 +95,35 @@ _AGAIN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StartStep:
     """A step that a job takes before its first version."""
 
     state: Literal["done", "now", "later", "trouble"]
     text: str
 
 
-def first_steps(job: JobPublic, trouble: str | None = None) -> list[Step]:
+def first_steps(job: JobPublic, trouble: str | None = None) -> list[StartStep]:
     """What happens before a job's first version, with what has happened already; `trouble`: of the control plane."""
     fewest, joined = job.spec["workers"]["min"], job.workers > 0
     waits = job.reason_code in ("looking", "workers", "busy")
     there = fewest if not waits else max(0, fewest - (job.missing_workers or fewest))
     data = job.spec.get("dataset") or "the recipe's data"
-    broker = Step("trouble", f"Broker: {trouble}") if trouble else Step("done", "Broker answers")
-    workers = Step("now" if waits else "done", f"Workers: {max(there, job.workers)} of {fewest} that the job waits for")
+    broker = StartStep("trouble", f"Broker: {trouble}") if trouble else StartStep("done", "Broker answers")
+    workers = StartStep(
+        "now" if waits else "done", f"Workers: {max(there, job.workers)} of {fewest} that the job waits for"
+    )
     if joined:
-        loaded = Step("done", f"Data: {data} is loaded")
+        loaded = StartStep("done", f"Data: {data} is loaded")
     else:
-        loaded = Step("later" if waits else "now", f"Data: each worker loads {data}, and downloads it if it has to")
-    return [broker, workers, loaded, Step("now" if joined else "later", "First round: plots appear with its version")]
+        loaded = StartStep(
+            "later" if waits else "now", f"Data: each worker loads {data}, and downloads it if it has to"
+        )
+    return [
+        broker,
+        workers,
+        loaded,
+        StartStep("now" if joined else "later", "First round: plots appear with its version"),
+    ]
 
 
 WORTH_NAMING = 0.2

@@ -17,7 +17,7 @@ from api.jobs.job_list import Chosen
 from api.jobs.series import Columns, Lowest
 from api.jobs.service import Jobs
 from api.jobs.submissions import Spent, Submissions
-from api.pages.explanations import Step, first_steps, pace
+from api.pages.explanations import StartStep, first_steps, pace
 from api.recipes.schemas import RecipeDetail
 from api.recipes.service import Recipes
 from api.schemas import (
@@ -114,7 +114,7 @@ class JobView:
     """What keeps the control plane from running jobs."""
 
     @property
-    def first_steps(self) -> list[Step]:
+    def first_steps(self) -> list[StartStep]:
         """What happens before the first version; empty for a job that has one, or has ended."""
         if self.job.version or self.job.status not in ACTIVE:
             return []

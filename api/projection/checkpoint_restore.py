@@ -15,7 +15,7 @@ from api.projection.epochs import recount
 from api.projection.events.handlers import apply
 from api.projection.events.job_projection import JobProjection, JobState
 from api.projection.events.parser import StreamEvent
-from api.projection.rates import Rates
+from api.projection.rates import JobRates
 from api.projection.row_store import add_versions
 from api.tables import WORKER, Event, Score, Submission, VersionRow, table
 from computeshare.checkpoints.branch import ALL, Branch
@@ -92,7 +92,7 @@ def _recover(connection: Connection, state: JobState, restored: Restored, led: I
 
     Returns the first epoch whose ledger may have changed.
     """
-    projection = JobProjection(JobState(state.id, state.plan, dict(state.columns)), Rates())
+    projection = JobProjection(JobState(state.id, state.plan, dict(state.columns)), JobRates())
     for entry in led:
         try:
             apply(projection, StreamEvent("", "version", min(int(entry["at"]), restored.at_ms), entry["data"]))

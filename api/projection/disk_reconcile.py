@@ -10,7 +10,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 from api.database import Database, now_ms
 from api.projection.events.job_projection import JobProjection
 from api.projection.events.versions import add_checkpoint, add_score
-from api.projection.rates import Rates
+from api.projection.rates import JobRates
 from api.projection.row_store import is_scored, load_job, store_changes
 from api.stored_specs import scored_part
 from api.tables import JOB, CheckpointRow, Event, Score, table
@@ -33,7 +33,7 @@ def reconcile(database: Database, artifacts_dir: Path, job_id: str) -> None:
         state = load_job(connection, job_id)
         if state is None:
             return  # deleted meanwhile
-        was, projection, now = state["status"], JobProjection(state, Rates()), now_ms()
+        was, projection, now = state["status"], JobProjection(state, JobRates()), now_ms()
         for token in news:
             if token.version > state["version"]:
                 continue  # its events are still to come

@@ -19,7 +19,7 @@ from api.projection.checkpoint_restore import Restored, restore
 from api.projection.events.handlers import apply
 from api.projection.events.job_projection import JobProjection, JobState
 from api.projection.events.parser import RawEntry, StreamEvent, read_event, stream_position, text_of, token_of
-from api.projection.rates import Rates
+from api.projection.rates import JobRates
 from api.projection.repeated_entries import without_stored, without_summarized
 from api.projection.row_store import is_scored, load_job, save_job, store_changes
 from computeshare.checkpoints.branch import Branch
@@ -51,7 +51,7 @@ class Projector:
         """`artifacts_dir` is the folder of checkpoints; without it, versions lost with a broker are not recovered."""
         self._database = database
         self._artifacts_dir = artifacts_dir
-        self._rates: dict[str, Rates] = {}
+        self._rates: dict[str, JobRates] = {}
         self._turn = 0
         self._broker = ""
 
@@ -104,7 +104,7 @@ class Projector:
         """Store one job's batch; returns how many of its entries were new. Pauses the rounds of a job that an event has
         paused: the dispatcher would do so as well, but up to a second of rounds later.
         """
-        rates = self._rates.setdefault(job_id, Rates())
+        rates = self._rates.setdefault(job_id, JobRates())
         try:
             with self._database.writing() as connection:
                 state = load_job(connection, job_id)
@@ -125,7 +125,7 @@ class Projector:
             RoundStore(redis, job_id).pause()
         return len(events)
 
-    def _project(self, connection: Connection, state: JobState, rates: Rates, events: Sequence[StreamEvent]) -> None:
+    def _project(self, connection: Connection, state: JobState, rates: JobRates, events: Sequence[StreamEvent]) -> None:
         """Apply the events of a batch and store their rows; only the first event may undo earlier events."""
         was, projection = state["status"], JobProjection(state, rates)
         for event in events:
@@ -194,7 +194,7 @@ class Projector:
                     self._rates.pop(job_id, None)
                 if state is None:
                     continue
-                rates = self._rates.get(job_id, Rates())
+                rates = self._rates.get(job_id, JobRates())
                 rate = round(rates.job.value(now_ms), 1)
                 if rate != state["samples_per_s"]:
                     state["samples_per_s"] = rate

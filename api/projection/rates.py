@@ -41,7 +41,7 @@ class Rate:
 
 
 @dataclass(slots=True)
-class Rates:
+class JobRates:
     """The rate of a job, and the rates of its workers."""
 
     job: Rate = field(default_factory=Rate)

@@ -1,4 +1,4 @@
-"""Decides whether the broker's memory has room for a job. Pure, except for `Memory.of`."""
+"""Decides whether the broker's memory has room for a job. Pure, except for `BrokerMemory.of`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,19 +15,19 @@ FULL = 0.98
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class BrokerMemory:
     """The broker's memory; `limit_bytes` is 0 where it has no limit of its own."""
 
     used_bytes: int
     limit_bytes: int
 
     @classmethod
-    def of(cls, redis: Redis) -> "Memory":
+    def of(cls, redis: Redis) -> "BrokerMemory":
         info: Any = redis.info("memory")
         return cls(int(info["used_memory"]), int(info.get("maxmemory") or 0))
 
 
-def no_room(needed_bytes: int, promised_bytes: int, memory: Memory) -> str | None:
+def no_room(needed_bytes: int, promised_bytes: int, memory: BrokerMemory) -> str | None:
     """Why a job cannot start yet, and what would help; None if the job can start.
 
     Args:
@@ -49,12 +49,12 @@ def no_room(needed_bytes: int, promised_bytes: int, memory: Memory) -> str | Non
     )
 
 
-def may_fit(needed_bytes: int, memory: Memory) -> bool:
+def may_fit(needed_bytes: int, memory: BrokerMemory) -> bool:
     """Whether a job would fit if it were the only job."""
     return not memory.limit_bytes or needed_bytes <= memory.limit_bytes - BASE_BYTES
 
 
-def exhausted(memory: Memory) -> str | None:
+def exhausted(memory: BrokerMemory) -> str | None:
     """Why running jobs cannot go on at present; None if they can."""
     if memory.used_bytes < FULL * memory.limit_bytes or not memory.limit_bytes:
         return None

@@ -7,7 +7,7 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from api.publication.admission import Memory, exhausted, may_fit, no_room
+from api.publication.admission import BrokerMemory, exhausted, may_fit, no_room
 from api.publication.outbox import Courier
 from computeshare.protocol import keys
 from computeshare.protocol.keys import JobKeys
@@ -15,7 +15,7 @@ from computeshare.protocol.round_store import RoundStore
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedJob:
     """A job's state in the broker; `no_room` says why the broker's memory does not let the job start or go on."""
 
     known: bool
@@ -32,11 +32,11 @@ class Publisher:
         self._needed: dict[tuple[str, str], int] = {}
         """Bytes that each job may take, by job id and codec; of the jobs at the last `look` only."""
 
-    def look(self, redis: Redis, jobs: Sequence[Any]) -> dict[str, Published]:
+    def look(self, redis: Redis, jobs: Sequence[Any]) -> dict[str, PublishedJob]:
         """Each job's state in the broker, by id, `no_room` included."""
         found = broker_states(redis, [job.id for job in jobs])
         self._needed = {_key(job): self._bytes(job) for job in jobs}  # without the jobs that have ended
-        memory, promised = Memory.of(redis), self._promised(jobs, found)
+        memory, promised = BrokerMemory.of(redis), self._promised(jobs, found)
         full = exhausted(memory)
         for job in jobs:
             why = full if found[job.id].known else no_room(self._bytes(job), promised, memory)
@@ -44,7 +44,7 @@ class Publisher:
         return found
 
     def publish(
-        self, redis: Redis, jobs: Sequence[Any], found: dict[str, Published], ready: Collection[str]
+        self, redis: Redis, jobs: Sequence[Any], found: dict[str, PublishedJob], ready: Collection[str]
     ) -> dict[str, str]:
         """Publish the `ready` jobs that the broker does not know, as far as it has room: higher priority first, then
         the oldest. Updates `found`; returns the broker's error by job where it refused the job.
@@ -53,7 +53,7 @@ class Publisher:
         new = [job for job in jobs if job.id in ready and not found[job.id].known]
         if not new:
             return refused
-        memory, promised = Memory.of(redis), self._promised(jobs, found)
+        memory, promised = BrokerMemory.of(redis), self._promised(jobs, found)
         for job in sorted(new, key=lambda job: -job.spec.priority):
             if why := no_room(self._bytes(job), promised, memory):
                 found[job.id] = replace(found[job.id], no_room=why)
@@ -68,10 +68,10 @@ class Publisher:
         return refused
 
     def withdraw(
-        self, redis: Redis, jobs: Sequence[Any], found: Mapping[str, Published], idle: Collection[str]
+        self, redis: Redis, jobs: Sequence[Any], found: Mapping[str, PublishedJob], idle: Collection[str]
     ) -> None:
         """Withdraw the `idle` jobs that no worker has joined yet, if another job waits for their memory."""
-        memory = Memory.of(redis)
+        memory = BrokerMemory.of(redis)
         if not any(found[job.id].no_room and may_fit(self._bytes(job), memory) for job in jobs):
             return
         for job in jobs:
@@ -80,7 +80,7 @@ class Publisher:
             if job.id in idle and not begun and rounds.is_stored():
                 rounds.reset()
 
-    def _promised(self, jobs: Sequence[Any], found: Mapping[str, Published]) -> int:
+    def _promised(self, jobs: Sequence[Any], found: Mapping[str, PublishedJob]) -> int:
         """Bytes that all published jobs may take together."""
         return sum(self._bytes(job) for job in jobs if found[job.id].known)
 
@@ -95,7 +95,7 @@ def _key(job: Any) -> tuple[str, str]:
     return job.id, str(job.spec.codec)
 
 
-def broker_states(redis: Redis, job_ids: Sequence[str]) -> dict[str, Published]:
+def broker_states(redis: Redis, job_ids: Sequence[str]) -> dict[str, PublishedJob]:
     """Each job's state in the broker, by id, without `no_room`."""
     members: Any = redis.smembers(keys.JOBS)
     known = [job_id for job_id in job_ids if job_id.encode() in members]
@@ -106,7 +106,7 @@ def broker_states(redis: Redis, job_ids: Sequence[str]) -> dict[str, Published]:
         pipeline.hget(names.round(), "status")
         pipeline.exists(names.reducer())
     answers = iter(pipeline.execute() if known else ())
-    found = dict.fromkeys(job_ids, Published(known=False, status=None, reducer=False))
+    found = dict.fromkeys(job_ids, PublishedJob(known=False, status=None, reducer=False))
     for job_id, spec, status, reducer in zip(known, answers, answers, answers, strict=True):
-        found[job_id] = Published(bool(spec), status.decode() if status else None, bool(reducer))
+        found[job_id] = PublishedJob(bool(spec), status.decode() if status else None, bool(reducer))
     return found

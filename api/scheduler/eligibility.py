@@ -13,7 +13,7 @@ from sqlalchemy import Connection, func, select
 from api.scheduler import recipe_seats
 from api.scheduler.machines import admitted_machines
 from api.scheduler.seat_planner import Pair
-from api.scheduler.start_backoff import Try, failing
+from api.scheduler.start_backoff import SeatTry, failing
 from api.tables import ACTIVE, JOB, TELLING, WORKER, Event, SeatRow, table
 from computeshare import errors
 from computeshare.jobspec.machine_needs import Needs, device_type
@@ -216,14 +216,14 @@ def _estimated(document: str, device: str, room_bytes: int) -> tuple[int, int]:
     return seat_bytes(spec, device), stages_that_fit(spec, room_bytes, device)
 
 
-def _tries(connection: Connection, now_ms: int) -> list[Try]:
+def _tries(connection: Connection, now_ms: int) -> list[SeatTry]:
     """Seats for training, oldest first: ended within `TRIED_MS`, or the last seat with which a worker joined."""
     joined = (WORKER.c.job_id == SEAT.c.job_id) & (WORKER.c.worker == SEAT.c.worker) & (WORKER.c.seat == SEAT.c.id)
     query = select(SEAT.c.job_id, SEAT.c.worker, SEAT.c.state, WORKER.c.seat.is_not(None), SEAT.c.ended_ms)
     query = query.join(JOB, JOB.c.id == SEAT.c.job_id).outerjoin(WORKER, joined)
     query = query.where(JOB.c.status.in_(ACTIVE), (SEAT.c.ended_ms > now_ms - TRIED_MS) | WORKER.c.seat.is_not(None))
     query = query.where(SEAT.c.number != SCORING)
-    return [Try(*row) for row in connection.execute(query.order_by(SEAT.c.created_ms, SEAT.c.attempt))]
+    return [SeatTry(*row) for row in connection.execute(query.order_by(SEAT.c.created_ms, SEAT.c.attempt))]
 
 
 def _last_words(connection: Connection, pair: Pair) -> str:

@@ -15,7 +15,7 @@ Owners = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class SeatDemand:
     """A job's demand: at most `seats` workers out of `serving` (the best first), and none if fewer than `minimum`.
 
     `holds` is the job's current number of workers.
@@ -36,7 +36,7 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SeatMove:
     """`taker` gets `worker` from `giver`, or from no job if `giver` is None."""
 
     worker: str
@@ -60,14 +60,14 @@ def nothing_to_spare(_job_id: str) -> int:
     return 0
 
 
-def transfer_path(taker: str, graph: Graph, owners: Owners, spare: Spare = nothing_to_spare) -> list[Step]:
+def transfer_path(taker: str, graph: Graph, owners: Owners, spare: Spare = nothing_to_spare) -> list[SeatMove]:
     """The fewest steps that give `taker` one more worker, where only a job that can spare a worker ends with fewer.
 
     Breadth-first search for an augmenting path in the bipartite graph.
 
     Returns: the taker's step first, then each giver's own gain; empty if there is no path.
     """
-    came: dict[str, Step] = {}
+    came: dict[str, SeatMove] = {}
     seen: set[str] = set()
     visited, takers = {taker}, [taker]
     while takers:
@@ -79,8 +79,8 @@ def transfer_path(taker: str, graph: Graph, owners: Owners, spare: Spare = nothi
                 seen.add(worker)
                 giver = owners.get(worker)
                 if giver is None:
-                    return _way(taker, came, Step(worker, job, None))
-                taken.append((giver, Step(worker, job, giver)))
+                    return _way(taker, came, SeatMove(worker, job, None))
+                taken.append((giver, SeatMove(worker, job, giver)))
         glad = max(taken, key=lambda pair: spare(pair[0]), default=None)
         if glad and spare(glad[0]):
             return _way(taker, came, glad[1])
@@ -93,19 +93,19 @@ def transfer_path(taker: str, graph: Graph, owners: Owners, spare: Spare = nothi
     return []
 
 
-def _way(taker: str, came: Mapping[str, Step], last: Step) -> list[Step]:
+def _way(taker: str, came: Mapping[str, SeatMove], last: SeatMove) -> list[SeatMove]:
     steps = [last]
     while steps[0].taker != taker:
         steps.insert(0, came[steps[0].taker])
     return steps
 
 
-def take(owners: Owners, steps: Iterable[Step]) -> None:
+def take(owners: Owners, steps: Iterable[SeatMove]) -> None:
     """Apply the steps to `owners`."""
     owners.update({step.worker: step.taker for step in steps})
 
 
-def shares(wants: Sequence[Want]) -> dict[str, int]:
+def shares(wants: Sequence[SeatDemand]) -> dict[str, int]:
     """The number of workers that each job is due, by job id.
 
     The highest priority is served first. Among jobs of one priority, each job gets its minimum or is passed over:
@@ -119,7 +119,7 @@ def shares(wants: Sequence[Want]) -> dict[str, int]:
     graph = {want.job_id: want.serving for want in wants}
     owners: Owners = {}
     refused: Refused = {}
-    passed: list[list[Want]] = []
+    passed: list[list[SeatDemand]] = []
     for _, group in groupby(sorted(wants, key=lambda want: -want.priority), key=lambda want: want.priority):
         members = list(group)
         in_line = sorted(members, key=lambda want: not want.started)
@@ -133,7 +133,7 @@ def shares(wants: Sequence[Want]) -> dict[str, int]:
     return {want.job_id: counts[want.job_id] for want in wants}
 
 
-def _gets_minimum(want: Want, graph: Graph, owners: Owners, refused: Refused) -> bool:
+def _gets_minimum(want: SeatDemand, graph: Graph, owners: Owners, refused: Refused) -> bool:
     """Give a job its minimum number of workers, or none; returns whether it got the minimum."""
     if want.fewest >= refused.get(want.serving, want.fewest + 1):
         return False
@@ -148,7 +148,7 @@ def _gets_minimum(want: Want, graph: Graph, owners: Owners, refused: Refused) ->
     return True
 
 
-def _fill(wants: Sequence[Want], graph: Graph, owners: Owners) -> None:
+def _fill(wants: Sequence[SeatDemand], graph: Graph, owners: Owners) -> None:
     """Give the job with the fewest workers one more, until no job can get more; on a tie, first a job that already
     holds the extra worker.
     """
@@ -166,7 +166,7 @@ def _fill(wants: Sequence[Want], graph: Graph, owners: Owners) -> None:
 
 
 def settle(
-    wants: Sequence[Want], counts: Mapping[str, int], owners: Owners, may: Callable[[list[Step]], bool]
+    wants: Sequence[SeatDemand], counts: Mapping[str, int], owners: Owners, may: Callable[[list[SeatMove]], bool]
 ) -> Owners:
     """The next assignment of workers to jobs, with as few changes as possible, so that every job reaches its share.
 

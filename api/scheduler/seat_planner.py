@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from api.scheduler.fair_share import Owners, Step, Want, settle, shares
+from api.scheduler.fair_share import Owners, SeatDemand, SeatMove, settle, shares
 
 STUCK_MS = 15_000
 """How long a worker that is alive and idle may take to begin its seat; after that the seat is issued again."""
@@ -207,7 +207,7 @@ class _Floor:
     kept: Sequence[HeldSeat]
     past: Sequence[Past]
     free: Sequence[Available]
-    wants: Sequence[Want]
+    wants: Sequence[SeatDemand]
     owners: Owners
 
     @classmethod
@@ -233,7 +233,7 @@ class _Floor:
         there = [*idle, *(alive[seat.worker] for seat in kept if alive[seat.worker].works)]
         return cls(wanted, alive, closed, kept, past, idle, _wants(demands, there, owners, past, out), owners)
 
-    def may_change(self, steps: list[Step]) -> bool:
+    def may_change(self, steps: list[SeatMove]) -> bool:
         """Whether the asking job has been short for long enough, and no job concerned just gave or got a worker."""
         asks, loser = self.demands[steps[0].taker], steps[-1].giver
         above = loser is None or self.demands[loser].priority < asks.priority
@@ -262,8 +262,8 @@ def _wants(
     owners: Owners,
     past: Sequence[Past],
     out: Collection[Pair],
-) -> list[Want]:
-    """The `Want` of each job. Jobs of one queue share one tuple of workers, unless their workers differ.
+) -> list[SeatDemand]:
+    """The `SeatDemand` of each job. Jobs of one queue share one tuple of workers, unless their workers differ.
 
     A job's best workers come first: those that meet most of its preferences, then those that fewest jobs prefer.
     """
@@ -283,7 +283,7 @@ def _wants(
         if wanted_by:
             serving = _best_first(serving, demand.prefers, wanted_by)
         about = (demand.job_id, demand.priority, demand.seats, demand.minimum, demand.started)
-        wants.append(Want(*about, serving, len(mine)))
+        wants.append(SeatDemand(*about, serving, len(mine)))
     return wants
 
 

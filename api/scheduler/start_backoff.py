@@ -14,7 +14,7 @@ LEFT_OUT_MS = (10_000, 30_000, 60_000, 120_000, 300_000, 600_000)
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
+class SeatTry:
     """A seat that ended, or the seat with which its worker last joined the job (`ended_ms` is None while open)."""
 
     job_id: str
@@ -32,7 +32,7 @@ class Failing:
     until_ms: int
 
 
-def failing(tries: Sequence[Try]) -> dict[Pair, Failing]:
+def failing(tries: Sequence[SeatTry]) -> dict[Pair, Failing]:
     """The workers that cannot start, by job and worker; `tries` are ordered oldest first."""
     found: dict[Pair, Failing] = {}
     for one in tries:

@@ -21,7 +21,7 @@ _SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DeliveryOutcome:
     """The outcome of an attempt. `status` is None if there was no answer; `error` is None after a success."""
 
     status: int | None
@@ -42,7 +42,7 @@ class Poster:
     timeout_s: float = TIMEOUT_S
     tls: ssl.SSLContext = field(default_factory=functools.cache(httpx2.create_ssl_context))
 
-    def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Outcome:
+    def post(self, url: str, headers: Mapping[str, str], body: bytes) -> DeliveryOutcome:
         """Post `body`. Network errors are returned in the outcome, not raised; the answer's body is not read."""
         started = time.monotonic()
         try:
@@ -54,7 +54,7 @@ class Poster:
             status, error = None, f"no answer within {self.timeout_s:g} s"
         except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.UnsupportedProtocol, OSError) as broken:
             status, error = None, (str(broken) or type(broken).__name__)[:_SHOWN]
-        return Outcome(status, error, time.monotonic() - started)
+        return DeliveryOutcome(status, error, time.monotonic() - started)
 
     def _status(self, url: str, headers: Mapping[str, str], body: bytes, deadline: float) -> int:
         place = httpx2.URL(url)

@@ -17,7 +17,7 @@ from sqlmodel import col
 
 from api.database import Database, now_ms
 from api.tables import JOB, Delivery, Webhook, table
-from api.webhooks.http_delivery import GONE, Outcome, Poster
+from api.webhooks.http_delivery import GONE, DeliveryOutcome, Poster
 from api.webhooks.signature import signed
 from api.webhooks.webhook_events import DELIVERY, EVENT, EVENTS, PING, Notices, drop, newest_event, pause_ms
 from computeshare import __version__
@@ -40,7 +40,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueNotification:
     """A notification to send now, with its webhook's URL and secret."""
 
     number: int
@@ -152,27 +152,27 @@ class Notifier:
         self._failures[hook] += 1
         self._resting[hook] = now_ms() + min(REST_MS, 500 * 2 ** min(self._failures[hook] - 1, 10))
 
-    def _next(self, hook: str) -> Due | None:
+    def _next(self, hook: str) -> DueNotification | None:
         mine = (col(Webhook.id) == hook) & col(Webhook.active) & (col(Delivery.state) == "pending")
         columns = (DELIVERY.c.number, DELIVERY.c.id, DELIVERY.c.body, col(Webhook.url), col(Webhook.secret))
         query = select(*columns).join(Webhook, col(Webhook.id) == col(Delivery.webhook_id))
         query = query.where(mine, col(Delivery.due_ms) <= now_ms())
         with self._database.read() as session:
             row = session.execute(query.order_by(col(Delivery.due_ms), col(Delivery.number)).limit(1)).one_or_none()
-        return Due(*row) if row else None
+        return DueNotification(*row) if row else None
 
-    def _send(self, due: Due) -> Outcome:
+    def _send(self, due: DueNotification) -> DeliveryOutcome:
         headers = {"Content-Type": "application/json", "User-Agent": f"computeshare/{__version__}"}
         headers |= signed(due.id, int(time.time()), due.body, due.secret)
         return self._poster.post(due.url, headers, due.body.encode())
 
-    def _note(self, due: Due, outcome: Outcome) -> None:
+    def _note(self, due: DueNotification, outcome: DeliveryOutcome) -> None:
         with self._database.write() as session:
             if row := session.get(Delivery, due.number):  # else it was deleted meanwhile
                 note(session, row, due.url, outcome, now_ms(), random.random())
 
 
-def note(session: Session, row: Delivery, url: str, outcome: Outcome, now: int, chance: float) -> None:
+def note(session: Session, row: Delivery, url: str, outcome: DeliveryOutcome, now: int, chance: float) -> None:
     """Store an attempt to deliver to `url`, the delivery's new state and the webhook's trouble."""
     attempt: dict[str, Any] = {"status": outcome.status, "error": outcome.error, "seconds": round(outcome.seconds, 3)}
     row.attempts = [*row.attempts, {"at_ms": now, **attempt}][-ATTEMPTS_KEPT:]

@@ -46,7 +46,7 @@ Put = Callable[[str, memoryview], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedPieces:
     """How far a process has come: bytes of the files that it wants, and all bytes over the wire."""
 
     done_bytes: int
@@ -61,7 +61,7 @@ def fetch(
     digest: str,
     only: Sequence[str] = (),
     goes_on: Callable[[], bool] = lambda: True,
-    progress: Callable[[Fetched], object] = lambda _: None,
+    progress: Callable[[FetchedPieces], object] = lambda _: None,
     worker: str = "",
 ) -> None:
     """Fetch the files of a bundle, or those whose paths start with one of `only`, as far as they are not in the store.
@@ -79,14 +79,14 @@ def fetch(
             if not goes_on():
                 raise Interrupted("the files are not wanted any more")
             try:
-                with store.fetching(digest), closing(Exchange(redis, digest, goes_on, worker)) as exchange:
+                with store.fetching(digest), closing(PieceExchange(redis, digest, goes_on, worker)) as exchange:
                     _fetch(exchange, store, only, progress)
             except BlockingIOError:
                 time.sleep(LONGEST_PAUSE_S / 4)
 
 
 def _fetch(
-    exchange: "Exchange", store: BundleStore, only: Sequence[str], progress: Callable[[Fetched], object]
+    exchange: "PieceExchange", store: BundleStore, only: Sequence[str], progress: Callable[[FetchedPieces], object]
 ) -> None:
     digest = exchange.digest
     try:
@@ -100,7 +100,7 @@ def _fetch(
     store.make_room(left)
 
     def tell() -> None:
-        progress(Fetched(total - left, total, exchange.wire.bytes_sent, exchange.wire.bytes_received))
+        progress(FetchedPieces(total - left, total, exchange.wire.bytes_sent, exchange.wire.bytes_received))
 
     def put(piece: str, data: memoryview) -> None:
         nonlocal left
@@ -126,7 +126,7 @@ class _Answers:
         self.ready |= _names(reply.split())
 
 
-class Exchange:
+class PieceExchange:
     """Reads pieces of one bundle from the broker."""
 
     def __init__(self, redis: Redis, digest: str, goes_on: Callable[[], bool], worker: str = "") -> None:

@@ -32,7 +32,7 @@ IN_USE, WRITING, FETCHING, READ_BACK = "in-use", "writing", "fetching", "read-ba
 Flush = Callable[[Path], None]
 
 
-class Place(NamedTuple):
+class PiecePlace(NamedTuple):
     """A piece's place: its file's number in the manifest, and its own number in the file."""
 
     file: int
@@ -46,11 +46,11 @@ class Contents:
     manifest: Manifest
 
     @cached_property
-    def places(self) -> Mapping[str, list[Place]]:
-        places: defaultdict[str, list[Place]] = defaultdict(list)
+    def places(self) -> Mapping[str, list[PiecePlace]]:
+        places: defaultdict[str, list[PiecePlace]] = defaultdict(list)
         for number, file in enumerate(self.manifest.files):
             for piece, name in enumerate(file.pieces):
-                places[name].append(Place(number, piece))
+                places[name].append(PiecePlace(number, piece))
         return dict(places)
 
 
@@ -116,7 +116,7 @@ class BundleFolder:
             content = b""
         return bytearray(content.ljust(len(file.pieces), b"\0"))
 
-    def write(self, place: Place, file: FileEntry, data: bytes | memoryview) -> None:
+    def write(self, place: PiecePlace, file: FileEntry, data: bytes | memoryview) -> None:
         """Write a piece to its place; the last one completes the file. Raises OSError."""
         path = self._unfinished(place.file)
         path.parent.mkdir(exist_ok=True)
@@ -134,7 +134,7 @@ class BundleFolder:
         os.replace(source, target)
         self.flush(target.parent)
 
-    def read(self, place: Place, file: FileEntry) -> Iterator[bytes]:
+    def read(self, place: PiecePlace, file: FileEntry) -> Iterator[bytes]:
         """What the complete and the unfinished file have at a place."""
         for path in (self.file(file), self._unfinished(place.file)):
             with contextlib.suppress(FileNotFoundError), open(path, "rb") as opened:

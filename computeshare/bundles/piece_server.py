@@ -51,7 +51,7 @@ class Pieces(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class PieceWant:
     """What a process wants next of a bundle; `raw` is how it says so, anew each time. It got the `doubted` pieces
     damaged.
     """
@@ -62,7 +62,7 @@ class Want:
     doubted: frozenset[str] = frozenset()
 
     @classmethod
-    def parse(cls, raw: bytes) -> "Want | None":
+    def parse(cls, raw: bytes) -> "PieceWant | None":
         """None: `raw` is not a valid request."""
         _, digest, *pieces = (*raw[:LONGEST_WANT].decode(errors="replace").split(), "", "")
         pieces = [piece for piece in pieces if piece][:AHEAD]
@@ -163,12 +163,12 @@ class PieceServer:
             if sha256(found or b"").hexdigest() != piece:
                 self._delete(redis, [piece])
 
-    def _wants(self, redis: Redis) -> dict[str, Want]:
+    def _wants(self, redis: Redis) -> dict[str, PieceWant]:
         """What each process wants that is there, of at most `MOST_WANTING` processes of a machine: wants of further
         ones are deleted, and written again by those that still want.
         """
         found: Any = redis.hgetall(keys.BUNDLE_WANTS)
-        now, wants, gone, before = self._clock(), dict[str, Want](), [], self._processes
+        now, wants, gone, before = self._clock(), dict[str, PieceWant](), [], self._processes
         self._processes, counts = {}, Counter[str]()
         self._served = {machine: at for machine, at in self._served.items() if now - at <= QUIET_S}
         named = [(name, name.decode(errors="replace"), raw) for name, raw in found.items()]
@@ -177,7 +177,7 @@ class PieceServer:
             if counts[machine_of(process)] > MOST_WANTING:
                 gone.append(name)
                 continue
-            want = Want.parse(raw)
+            want = PieceWant.parse(raw)
             known = before.get(process) or _Process(raw, now)
             if known.raw != raw:
                 known.raw, known.since, known.told = raw, now, ()
@@ -191,7 +191,7 @@ class PieceServer:
             redis.hdel(keys.BUNDLE_WANTS, *gone)
         return wants
 
-    def _in_turn(self, wants: dict[str, Want]) -> Iterator[tuple[str, str]]:
+    def _in_turn(self, wants: dict[str, PieceWant]) -> Iterator[tuple[str, str]]:
         """Pieces, each with a process that wants it: first what each wants first, of those who waited longest.
 
         A machine's wait counts before a process's: names of processes are free.
@@ -251,7 +251,7 @@ class PieceServer:
             for digest in self._offers.pop(piece).digests:
                 redis.srem(keys.bundle_offers(digest), piece)
 
-    def _tell(self, redis: Redis, wants: dict[str, Want]) -> None:
+    def _tell(self, redis: Redis, wants: dict[str, PieceWant]) -> None:
         """Tell each process which of the pieces that it wants are there."""
         for process, want in wants.items():
             ready = tuple(piece for piece in want.pieces if piece in self._offers)

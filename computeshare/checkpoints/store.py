@@ -51,7 +51,7 @@ CHOICE, INCARNATIONS, UNFINISHED = "chosen.json", "incarnations", ".unfinished"
 Tensors = Mapping[str, npt.NDArray[np.generic]]
 
 
-class Manifest(BaseModel):
+class CheckpointManifest(BaseModel):
     """A checkpoint's own description of its contents."""
 
     model_config = ConfigDict(frozen=True)
@@ -77,7 +77,7 @@ class Manifest(BaseModel):
     check: str = ""
     """sha256 of the manifest without this field, and without `average`, `before` and `frozen` where they are empty."""
 
-    def checked(self) -> "Manifest":
+    def checked(self) -> "CheckpointManifest":
         """This manifest with `check` filled in."""
         empty = {name for name in ("average", "before", "frozen") if not getattr(self, name)}
         content = self.model_dump_json(exclude={"check"} | empty)
@@ -165,7 +165,7 @@ class Artifacts:
         carried: Sequence[int] = (),
         ledger: Sequence[Entry] = (),
         frozen: str = "",
-    ) -> Manifest:
+    ) -> CheckpointManifest:
         """Make the staged files a durable checkpoint: `seal` and `place`, with their errors."""
         manifest = self.seal(staged, sha256, epoch, next_micro_batch, carried, ledger, frozen)
         self.place(staged)
@@ -180,7 +180,7 @@ class Artifacts:
         carried: Sequence[int] = (),
         ledger: Sequence[Entry] = (),
         frozen: str = "",
-    ) -> Manifest:
+    ) -> CheckpointManifest:
         """Add ledger and manifest to the staged files and flush all to the disk. Raises OSError; a retry is safe."""
         if self.has(staged.token):  # another reducer wrote the same bytes first, or this is a second attempt
             return self.manifest(staged.token)
@@ -190,7 +190,7 @@ class Artifacts:
             _write(staged.folder / LEDGER, [json.dumps(ledger, separators=(",", ":")).encode()])
         files = {name: file_digest(staged.folder / name) for name in ((STATE, LEDGER) if ledger else (STATE,))}
         average, before = (staged.folder / name for name in (AVERAGE, BEFORE))
-        manifest = Manifest(
+        manifest = CheckpointManifest(
             token=str(staged.token),
             version=staged.token.version,
             sha256=sha256,
@@ -258,7 +258,7 @@ class Artifacts:
         staged.folder.mkdir(parents=True)
         return staged
 
-    def manifest(self, token: Token) -> Manifest:
+    def manifest(self, token: Token) -> CheckpointManifest:
         """A checkpoint's manifest. Raises ArtifactError: the checkpoint is missing or damaged."""
         return _manifest(self.path(token))
 
@@ -450,10 +450,10 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _manifest(folder: Path) -> Manifest:
+def _manifest(folder: Path) -> CheckpointManifest:
     """The manifest in a checkpoint's folder. Raises ArtifactError: it is missing or damaged."""
     try:
-        manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
+        manifest = CheckpointManifest.model_validate_json((folder / MANIFEST).read_bytes())
     except (OSError, ValidationError) as error:
         raise ArtifactError(f"checkpoint {folder.name} is missing or damaged: {error}") from error
     if manifest != manifest.checked():

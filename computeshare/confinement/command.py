@@ -43,15 +43,15 @@ def confined(argv: Sequence[str], by: Method, bounds: Bounds) -> list[str]:
     limits, root = dict(bounds.limits or {}), str(folders.package_root())
     match by.name:
         case "bubblewrap":
-            order = launcher.Order(0, limits | _tasks(), bounds.forks, contained=True, access=None)
+            order = launcher.LaunchOrder(0, limits | _tasks(), bounds.forks, contained=True, access=None)
             wrap = [str(bubblewrap.program()), *bubblewrap.options(bounds.readable, bounds.scratch, bounds.gpu)]
             return [*wrap, *launcher.command(root, order, argv)]
         case "landlock":
-            order = launcher.Order(os.getpid(), limits, forks=False, contained=False, access=_access(bounds))
+            order = launcher.LaunchOrder(os.getpid(), limits, forks=False, contained=False, access=_access(bounds))
             return launcher.command(root, order, argv)
         case "sandbox-exec":
             limits.pop("DATA", None)  # macOS does not keep to it
-            order = launcher.Order(os.getpid(), limits, forks=False, contained=False, access=None)
+            order = launcher.LaunchOrder(os.getpid(), limits, forks=False, contained=False, access=None)
             read = [os.path.realpath(path) for path in (*folders.python_paths(), *bounds.readable)]
             names = [os.path.realpath(path) for path in folders.names_for_python()]
             rules = seatbelt.profile(read, names, [str(bounds.scratch)], bounds.gpu)
@@ -66,10 +66,10 @@ def _tasks() -> dict[str, int]:
     return {"NPROC": MOST_TASKS} if release >= (5, 14) else {}
 
 
-def _access(bounds: Bounds) -> landlock.Access:
+def _access(bounds: Bounds) -> landlock.PathAccess:
     kernel = (f"/proc/{name}" for name in (*_KERNEL, *(_GPU_KERNEL if bounds.gpu else ())))
     system = (*folders.SYSTEM, *folders.CONFIGURATION, *(folders.GPU if bounds.gpu else folders.PROCESSOR))
-    return landlock.Access(
+    return landlock.PathAccess(
         read=(*system, *kernel, *map(str, (*folders.python_paths(), *bounds.readable))),
         names=tuple(map(str, folders.names_for_python())),
         devices=(*folders.DEVICES, *map(str, folders.gpu_devices() if bounds.gpu else ())),

@@ -31,7 +31,7 @@ class _Beneath(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class PathAccess:
     """What a process may open; all paths apply to what lies below them too."""
 
     read: tuple[str, ...]
@@ -46,7 +46,7 @@ def version() -> int:
     return max(0, int(_libc().syscall(_CREATE_RULESET, None, 0, _VERSION_FLAG)))
 
 
-def restrict(access: Access) -> None:
+def restrict(access: PathAccess) -> None:
     """Take from this process, for good, what `access` does not name; it needs PR_SET_NO_NEW_PRIVS.
 
     Raises: OSError: the kernel refuses.

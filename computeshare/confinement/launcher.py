@@ -21,7 +21,7 @@ _CAPABILITIES = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class LaunchOrder:
     """What to give up."""
 
     parent: int
@@ -32,20 +32,20 @@ class Order:
     """Whether it may start other processes."""
     contained: bool
     """Whether it has namespaces of its own."""
-    access: landlock.Access | None
+    access: landlock.PathAccess | None
     """What it may open, if Landlock is to see to that."""
 
     def dumps(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
-    def loads(cls, text: str) -> "Order":
+    def loads(cls, text: str) -> "LaunchOrder":
         values: dict[str, Any] = json.loads(text)
         access = values.pop("access")
-        return cls(**values, access=landlock.Access(**access) if access else None)
+        return cls(**values, access=landlock.PathAccess(**access) if access else None)
 
 
-def command(root: str, order: Order, argv: Sequence[str]) -> list[str]:
+def command(root: str, order: LaunchOrder, argv: Sequence[str]) -> list[str]:
     """The command that carries out the order and becomes `argv`; `root` holds this package."""
     start = "import sys; sys.path.append(sys.argv[1]); from computeshare.confinement.launcher import main; main()"
     return [sys.executable, "-I", "-S", "-c", start, root, order.dumps(), *argv]
@@ -53,7 +53,7 @@ def command(root: str, order: Order, argv: Sequence[str]) -> list[str]:
 
 def main() -> None:
     """`ROOT ORDER ARGV...`: become ARGV, confined. Ends with code 126 where that fails."""
-    order, argv = Order.loads(sys.argv[2]), sys.argv[3:]
+    order, argv = LaunchOrder.loads(sys.argv[2]), sys.argv[3:]
     try:
         _give_up(order)
         os.execv(argv[0], argv)  # noqa: S606
@@ -62,7 +62,7 @@ def main() -> None:
         sys.exit(126)
 
 
-def _give_up(order: Order) -> None:
+def _give_up(order: LaunchOrder) -> None:
     for name, most in order.limits.items():
         kind = getattr(resource, f"RLIMIT_{name}")
         _, hard = resource.getrlimit(kind)

@@ -74,7 +74,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SyscallRule:
     """Refuses a system call with `error`, whatever its arguments or by the bits `mask` of one of them."""
 
     call: str
@@ -87,7 +87,7 @@ class Rule:
     """Without `but`: values that are refused."""
 
 
-def rules(process: int, contained: bool, forks: bool) -> Iterator[Rule]:
+def rules(process: int, contained: bool, forks: bool) -> Iterator[SyscallRule]:
     """The rules for a process.
 
     Args:
@@ -96,22 +96,22 @@ def rules(process: int, contained: bool, forks: bool) -> Iterator[Rule]:
             could write to.
         forks: whether it may start others.
     """
-    yield from map(Rule, _NEVER)
-    yield Rule("socketpair", argument=0, but=(1,))  # AF_UNIX
-    yield Rule("socketpair", argument=1, mask=0xF, but=(1, 5))  # a datagram socket could send to any other
-    yield Rule("ioctl", argument=1, only=(_TIOCSTI, _TIOCLINUX))
-    yield Rule("prctl", argument=0, only=(_PR_SET_PDEATHSIG,))
-    yield Rule("fcntl", argument=1, only=(_F_SETLEASE, _F_NOTIFY))  # the first holds up whoever writes to a file
-    yield Rule("clone3", errno.ENOSYS)  # its flags lie in memory; the C library uses clone instead
+    yield from map(SyscallRule, _NEVER)
+    yield SyscallRule("socketpair", argument=0, but=(1,))  # AF_UNIX
+    yield SyscallRule("socketpair", argument=1, mask=0xF, but=(1, 5))  # a datagram socket could send to any other
+    yield SyscallRule("ioctl", argument=1, only=(_TIOCSTI, _TIOCLINUX))
+    yield SyscallRule("prctl", argument=0, only=(_PR_SET_PDEATHSIG,))
+    yield SyscallRule("fcntl", argument=1, only=(_F_SETLEASE, _F_NOTIFY))  # the first holds up whoever writes to a file
+    yield SyscallRule("clone3", errno.ENOSYS)  # its flags lie in memory; the C library uses clone instead
     if forks:
-        yield Rule("clone", argument=0, mask=_CLONE_NEW, but=(0,))
+        yield SyscallRule("clone", argument=0, mask=_CLONE_NEW, but=(0,))
     else:
-        yield Rule("clone", argument=0, mask=_CLONE_NEW | _CLONE_THREAD, but=(_CLONE_THREAD,))
-        yield from (Rule("fork"), Rule("vfork"))
+        yield SyscallRule("clone", argument=0, mask=_CLONE_NEW | _CLONE_THREAD, but=(_CLONE_THREAD,))
+        yield from (SyscallRule("fork"), SyscallRule("vfork"))
     if not contained:
-        yield from map(Rule, (*_ATTRIBUTES, *_TO_OTHERS))
-        yield from (Rule(call, argument=0, but=(0, process)) for call in _TO_A_PROCESS)
-        yield Rule("fcntl", argument=1, only=(_F_SETOWN, _F_SETOWN_EX))  # they have signals sent to others
+        yield from map(SyscallRule, (*_ATTRIBUTES, *_TO_OTHERS))
+        yield from (SyscallRule(call, argument=0, but=(0, process)) for call in _TO_A_PROCESS)
+        yield SyscallRule("fcntl", argument=1, only=(_F_SETOWN, _F_SETOWN_EX))  # they have signals sent to others
 
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06  # of <linux/bpf_common.h>
@@ -121,7 +121,7 @@ _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16  # in struct seccomp_data
 _Instruction = tuple[int, int, int, int]
 
 
-def program(chosen: Iterator[Rule], machine: str) -> bytes:
+def program(chosen: Iterator[SyscallRule], machine: str) -> bytes:
     """The rules as instructions of classic BPF, for the machine `x86_64` or `aarch64`."""
     code: list[_Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),
@@ -140,7 +140,7 @@ def program(chosen: Iterator[Rule], machine: str) -> bytes:
     return b"".join(struct.pack("=HBBI", *one) for one in [*code, (_RETURN, 0, 0, _ALLOW)])
 
 
-def _body(rule: Rule) -> list[_Instruction]:
+def _body(rule: SyscallRule) -> list[_Instruction]:
     """What follows once the number is the rule's: the end, or a look at the argument and the number again."""
     refuse: _Instruction = (_RETURN, 0, 0, _ERROR | rule.error)
     if rule.argument is None:

@@ -54,7 +54,7 @@ LONGEST = 250
 log = structlog.get_logger()
 
 
-class Scores(Protocol):
+class JobScorer(Protocol):
     """Scores the checkpoints of one job, here or elsewhere."""
 
     def score(self, artifacts: Artifacts, token: Token, part: ScoredPart) -> PartScore:
@@ -73,11 +73,11 @@ class ForJob:
 
     job_id: str
     holder: str
-    scorer: Scores
+    scorer: JobScorer
 
 
 @dataclass
-class Memory:
+class EvaluatorMemory:
     """What evaluators in one process remember of their jobs; threads may share it."""
 
     announced: set[Due] = field(default_factory=set)
@@ -117,12 +117,12 @@ class Evaluator:
         recipes: "RecipeRunner | None" = None,
         bundles: BundleStore | None = None,
         only: ForJob | None = None,
-        memory: Memory | None = None,
+        memory: EvaluatorMemory | None = None,
     ) -> None:
         """`recipes`: None: leave jobs that train a recipe to other evaluators. `bundles`: with users' data sets.
         `only`: score one job, elsewhere; None: all jobs, in this process. `memory`: shared with others.
         """
-        self.bundles, self._only, self._memory = bundles, only, memory or Memory()
+        self.bundles, self._only, self._memory = bundles, only, memory or EvaluatorMemory()
         self.redis, self.root, self.data_dir, self.stop, self.recipes = redis, artifacts, data_dir, stop, recipes
         self.id = only.holder if only else uuid.uuid4().hex
         self._scripts = Scripts(redis)
@@ -130,7 +130,7 @@ class Evaluator:
         self._served: dict[str, int] = {}
         self._turns = 0
         self._specs: dict[str, JobSpec | None] = {}
-        self._scorers: dict[str, Scores] = {}
+        self._scorers: dict[str, JobScorer] = {}
         """By job; at most one, that of the job scored last."""
         self._remarks = Seldom(REMARK_EVERY_S)
 
@@ -355,7 +355,7 @@ class Evaluator:
 
     def _scored(self, artifacts: Artifacts, spec: JobSpec, token: Token, part: ScoredPart) -> dict[str, Any]:
         """The score of a checkpoint on a part of the data, as `score.json` holds it; stores a classifier's counts by
-        class. Raises LostClaim, and as `Scores.score`.
+        class. Raises LostClaim, and as `JobScorer.score`.
         """
         try:
             result = self._scorer(artifacts.folder.name, spec).score(artifacts, token, part)
@@ -366,7 +366,7 @@ class Evaluator:
             artifacts.save_classes(token, part, result.classes.model_dump())
         return document_of(result, spec.facts.metric)
 
-    def _scorer(self, job_id: str, spec: JobSpec) -> Scores:
+    def _scorer(self, job_id: str, spec: JobSpec) -> JobScorer:
         """What scores the job, kept until another job's is asked for."""
         if self._only:
             return self._only.scorer

@@ -9,7 +9,7 @@ from computeshare.errors import RecipeError, RecipeUnfit
 from computeshare.jobspec.spec import JobSpec
 from computeshare.queue import recipes
 from computeshare.training.recipe_process.connection import STEP_LIMIT_S
-from computeshare.training.recipe_process.process import Limits, RecipeFiles, RecipeProcess
+from computeshare.training.recipe_process.process import ProcessLimits, RecipeFiles, RecipeProcess
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,9 @@ class RecipeRunner:
         data = self.bundles.open_files(spec.data.bundle) if spec.data else None
         files = RecipeFiles(recipe, self.bundles.open_files(spec.recipe_facts.initial), data)
         one_thread = spec.model_copy(update={"threads": 1})  # training cannot wait, scores can
-        process = RecipeProcess(one_thread, files, "cpu", Limits(step_s=self.step_limit_s, unconfined=self.unconfined))
+        process = RecipeProcess(
+            one_thread, files, "cpu", ProcessLimits(step_s=self.step_limit_s, unconfined=self.unconfined)
+        )
         try:
             return process.open(spec.scored_part)
         except BaseException:

@@ -14,7 +14,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from computeshare.errors import CodecError, Interrupted
-from computeshare.gossip.peer_weights import Published
+from computeshare.gossip.peer_weights import PublishedWeights
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
 from computeshare.strategies.base import Averaging
 from computeshare.types import Message, Vector
@@ -26,33 +26,33 @@ LATE = 0.5
 to where the other was. With a distance x, a share f and a delay of one unit, x[t+1] = x[t] - 2 f x[t-1].
 """
 log = structlog.get_logger()
-Decode = Callable[[Published, Message], "tuple[Vector, Vector] | None"]
+Decode = Callable[[PublishedWeights, Message], "tuple[Vector, Vector] | None"]
 """The parameters (d,) and buffers (b,) of a peer's message; None: they cannot be told now. Raises CodecError."""
-Choose = Callable[[Mapping[str, Published]], str | None]
+Choose = Callable[[Mapping[str, PublishedWeights]], str | None]
 """Of the other peers, the one to exchange with; None: with none."""
-Read = tuple[Published, Message]
+Read = tuple[PublishedWeights, Message]
 """A peer's entry and its message."""
 
 
 class Source(Protocol):
     """Where the others' weights are, as `PeerWeights`."""
 
-    def others(self) -> Mapping[str, Published]: ...
+    def others(self) -> Mapping[str, PublishedWeights]: ...
     def read(self, worker: str, parts: int) -> Read | None: ...
 
 
 @dataclass(slots=True)
-class Fetched:
+class FetchedWeights:
     """Another peer's weights."""
 
     worker: str
-    published: Published
+    published: PublishedWeights
     parameters: Vector
     buffers: Vector
 
 
 @dataclass(slots=True)
-class Report:
+class ExchangeReport:
     """What was exchanged since the last report."""
 
     bytes: int = 0
@@ -100,7 +100,7 @@ class Partners:
         self._scores[other] = min(1.0, max(LEAST, score))
 
 
-class Exchange:
+class PeerExchange:
     """One peer's exchanges: `ask`, later `answer`, then `average`."""
 
     def __init__(self, averaging: Averaging, source: Source, partners: Partners, parts: int, decode: Decode) -> None:
@@ -112,7 +112,7 @@ class Exchange:
         self.late: Future[Read | None] | None = None
         """An answer that was not waited for any longer."""
         self._asked, self._asked_at = "", 0.0
-        self._report = Report()
+        self._report = ExchangeReport()
         self._read_bytes = self._told_bytes = 0
         """Read so far, which the helper's thread counts; of these, in reports."""
         self._remarks = Seldom(REMARK_EVERY_S)
@@ -130,14 +130,14 @@ class Exchange:
             return True
         return False
 
-    def begin(self, suits: Callable[[Published], bool]) -> Fetched | None:
+    def begin(self, suits: Callable[[PublishedWeights], bool]) -> FetchedWeights | None:
         """The weights of any other peer that `suits`; what was asked for before is no longer wanted. None: nobody's can
         be decoded, or they do not come in time.
         """
         self.late, self._coming = self._coming or self.late, None
         tried: set[str] = set()
 
-        def choose(others: Mapping[str, Published]) -> str | None:
+        def choose(others: Mapping[str, PublishedWeights]) -> str | None:
             return self.partners.any_of(
                 sorted(name for name, one in others.items() if name not in tried and suits(one))
             )
@@ -149,7 +149,7 @@ class Exchange:
                 return found
             tried.add(self._asked)
 
-    def answer(self, patience_s: float = math.inf) -> Fetched | None:
+    def answer(self, patience_s: float = math.inf) -> FetchedWeights | None:
         """Wait up to `patience_s` for the requested peer's weights. None: they have not arrived, or nothing was
         requested. The peer's score changes when they arrive, or once they have taken longer than `timeout_ms`.
 
@@ -177,7 +177,7 @@ class Exchange:
         return found
 
     def average(
-        self, parameters: Vector, buffers: Vector, other: Fetched, units: int, loss: float, late: int = 0
+        self, parameters: Vector, buffers: Vector, other: FetchedWeights, units: int, loss: float, late: int = 0
     ) -> tuple[Vector, Vector]:
         """One's own parameters (d,) and buffers (b,), averaged with another's, unless these are so large that the sum
         would not be finite.
@@ -196,9 +196,9 @@ class Exchange:
         middle = buffers + np.float32(share) * (other.buffers - buffers)
         return self.averaging.towards(parameters, other.parameters, share), middle
 
-    def report(self) -> Report:
+    def report(self) -> ExchangeReport:
         """What was exchanged since the last report."""
-        report, self._report = self._report, Report()
+        report, self._report = self._report, ExchangeReport()
         read = self._read_bytes
         report.bytes, self._told_bytes = read - self._told_bytes, read
         return report
@@ -225,13 +225,13 @@ class Exchange:
         self._read_bytes += sum(len(part) for part in found[1] if part is not None)
         return found
 
-    def _decoded(self, published: Published, message: Message) -> Fetched | None:
+    def _decoded(self, published: PublishedWeights, message: Message) -> FetchedWeights | None:
         decoded = self._decode(published, message)
         if decoded is None:
             return None
         if not all(np.isfinite(one).all() for one in decoded):
             raise CodecError(f"peer {self._asked} has published values that are not finite")
-        return Fetched(self._asked, published, *decoded)
+        return FetchedWeights(self._asked, published, *decoded)
 
     def _remark(self, why: str) -> None:
         self._remarks.tell(log.warning, "no exchange", peer=self._asked, reason=why)

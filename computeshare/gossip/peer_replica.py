@@ -10,8 +10,8 @@ import structlog
 
 from computeshare.codecs.base import Codec
 from computeshare.codecs.messages import decode_update, update_parts
-from computeshare.gossip.exchange import Exchange, Partners, Report, Source
-from computeshare.gossip.peer_weights import Published
+from computeshare.gossip.exchange import ExchangeReport, Partners, PeerExchange, Source
+from computeshare.gossip.peer_weights import PublishedWeights
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
 from computeshare.strategies.base import Averaging
 from computeshare.tensors.layout import Layout, Weights
@@ -57,7 +57,7 @@ class PeerReplica:
         """`token`: of the version that was loaded last."""
         self._replica, self._averaging = replica, averaging
         self._codec, self._layout, self._token = codec, layout, token
-        self.exchange = Exchange(averaging, source, partners, update_parts(layout), self._decode)
+        self.exchange = PeerExchange(averaging, source, partners, update_parts(layout), self._decode)
         self._references: dict[str, Vector] = {}
         """Token to the parameters of the recent versions, the last one loaded last."""
         self._own: Weights | None = None
@@ -126,7 +126,7 @@ class PeerReplica:
             if self._asked_units > mark.units:
                 self._asked_from, self._asked_units = mark.own.parameters, mark.units
 
-    def report(self) -> Report:
+    def report(self) -> ExchangeReport:
         """What was exchanged since the last report."""
         return self.exchange.report()
 
@@ -137,7 +137,7 @@ class PeerReplica:
             self._own = Weights(found.parameters, found.buffers, self._own.counters)
         self._momentum = np.zeros_like(self._own.parameters if self._averaging.outer_momentum else self._momentum)
 
-    def _decode(self, published: Published, message: Message) -> tuple[Vector, Vector] | None:
+    def _decode(self, published: PublishedWeights, message: Message) -> tuple[Vector, Vector] | None:
         """None: the other has another reference, for which neither is to blame."""
         reference = self._references.get(published.token)
         if reference is None:

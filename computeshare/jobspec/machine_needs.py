@@ -55,7 +55,7 @@ _ALLOWED = "letters, digits, - and _ (in a value also .), 64 at most, are allowe
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineFacts:
     """What a worker offers: memory for a job in bytes, its device in words, and its owner's labels."""
 
     memory_bytes: int
@@ -97,7 +97,7 @@ class Needs(Part):
         parts += [f"label {name}={value}" for name, value in sorted(self.labels.items())]
         return _joined(parts)
 
-    def lacking(self, machine: Machine) -> list[str]:
+    def lacking(self, machine: MachineFacts) -> list[str]:
         """In words, each need that a machine does not meet."""
         found = []
         if self.memory and machine.memory_bytes < parse_size(self.memory):
@@ -112,7 +112,7 @@ class Needs(Part):
                 found.append(f"has label {name}={machine.labels[name]}, not {name}={value}")
         return found
 
-    def unmet(self, machines: Sequence[Machine]) -> str:
+    def unmet(self, machines: Sequence[MachineFacts]) -> str:
         """What none of these machines offers, in words; none of them meets all needs."""
         found = []
         if missing := [n for n, v in sorted(self.labels.items()) if all(m.labels.get(n) != v for m in machines)]:
@@ -124,7 +124,7 @@ class Needs(Part):
             found.append(f"the largest has {size_text(largest)} for a job")
         return "; ".join(found) or "no worker has all of it"
 
-    def met(self, machine: Machine) -> int:
+    def met(self, machine: MachineFacts) -> int:
         """The number of these needs that a machine meets."""
         return bool(self.memory) + bool(self.device) + len(self.labels) - len(self.lacking(machine))
 

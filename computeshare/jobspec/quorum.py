@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RoundProgress:
     """A round's progress, by the broker's clock."""
 
     received: int
@@ -24,7 +24,7 @@ class Decision:
     ask_again_ms: float | None = None
 
 
-def decide(progress: Progress, quorum: float) -> Decision:
+def decide(progress: RoundProgress, quorum: float) -> Decision:
     """Close a round once all updates have arrived or, after the deadline, once a quorum has."""
     enough = needed(progress.total, quorum)
     if progress.received == progress.total:

@@ -40,7 +40,7 @@ _OFFER = re.compile(r"([^|]+)\|([^|]+)\|((?:,\d{1,4})*,)")
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class StagedOffer:
     """The staged parts of an update that is not submitted yet."""
 
     worker: str
@@ -48,7 +48,7 @@ class Offer:
     parts: frozenset[int]
 
     @classmethod
-    def parse(cls, entry: bytes) -> "Offer | None":
+    def parse(cls, entry: bytes) -> "StagedOffer | None":
         """Parse an entry of `offers`; None: no script has written it."""
         match = _OFFER.fullmatch(entry.decode(errors="replace"))
         return match and cls(match[1], match[2], frozenset(int(part) for part in match[3].split(",") if part))
@@ -67,14 +67,14 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StoredStep:
     """The step from the version `base` to the next: the updates that were counted, by base token and unit."""
 
     base: Token
     counted: Sequence[tuple[str, int]]
 
     @classmethod
-    def parse(cls, entry: bytes) -> "Step":
+    def parse(cls, entry: bytes) -> "StoredStep":
         """Parse an entry of `steps`. Raises ValueError."""
         base, units, bases = entry.decode().split("|")
         numbers = numbers_in(units)
@@ -186,13 +186,13 @@ class ReducerSession(RoundStore):
         whole = {one: found for one, found in read if _is_there(found) and _too_large(found) is None}
         return RoundState.parse(values), received, whole
 
-    def offers(self) -> dict[int, Offer]:
+    def offers(self) -> dict[int, StagedOffer]:
         """By micro-batch, what is staged of the round's updates that are not submitted yet."""
         (entries,) = self._channel.exchange([["HGETALL", self.keys.offers()]])
-        found = ((int(unit), Offer.parse(entry)) for unit, entry in pairs(entries))
+        found = ((int(unit), StagedOffer.parse(entry)) for unit, entry in pairs(entries))
         return {unit: offer for unit, offer in found if offer}
 
-    def staged_part(self, unit: int, offer: Offer, part: int, into: Blob) -> Blob | None:
+    def staged_part(self, unit: int, offer: StagedOffer, part: int, into: Blob) -> Blob | None:
         """A staged part of an update, as a view of `into`; None if it is gone. Raises CodecError: it is too long."""
         key = self.keys.staged(f"{offer.worker}:{offer.nonce}:{unit}")
         (found,) = self._channel.fetch([["HGET", key, part]], [into], large=True)
@@ -255,10 +255,10 @@ class ReducerSession(RoundStore):
     def _asked(self, wanted: Sequence[tuple[str, int | str]], parts: range) -> list[Command]:
         return [["HMGET", self.keys.update(*one), *parts] for one in wanted]
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[StoredStep]:
         """The steps since the version whose state is stored, oldest first. Raises ValueError: they are damaged."""
         entries: Any = self.redis.lrange(self.keys.steps(), 0, -1)
-        return [Step.parse(bytes(entry)) for entry in entries]
+        return [StoredStep.parse(bytes(entry)) for entry in entries]
 
     def pending(self, token: Token) -> tuple[int, list[int]] | None:
         """The uncounted units of the round that starts from `token`: the first unit never leased, and earlier units

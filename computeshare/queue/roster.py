@@ -10,7 +10,7 @@ from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
 from computeshare.host.rest_policy import UNKNOWN, Power
-from computeshare.jobspec.machine_needs import MOST_LABELS, Machine
+from computeshare.jobspec.machine_needs import MOST_LABELS, MachineFacts
 from computeshare.protocol import keys
 from computeshare.protocol.handshake import OURS, PROTOCOL, Release, disagreement
 from computeshare.protocol.limits import RECORD_BYTES
@@ -64,10 +64,10 @@ class WorkerInfo:
     """Recipes of packages installed there, by name, each with distribution and version: `mine 1.2.0`."""
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> MachineFacts:
         """What a job may ask of it: the memory within its owner's limit, its device and its labels."""
         limit = self.max_memory_bytes or self.memory_bytes
-        return Machine(min(limit, self.memory_bytes), self.device, self.labels)
+        return MachineFacts(min(limit, self.memory_bytes), self.device, self.labels)
 
     @property
     def refusal(self) -> str | None:

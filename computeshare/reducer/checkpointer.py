@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from redis.exceptions import RedisError
 
 from computeshare.checkpoints.retention import Retention
-from computeshare.checkpoints.store import Artifacts, Manifest, Staged
+from computeshare.checkpoints.store import Artifacts, CheckpointManifest, Staged
 from computeshare.errors import LostClaim
 from computeshare.jobspec.sampling_plan import Round
 from computeshare.protocol.reducer_session import ReducerSession
@@ -102,7 +102,7 @@ class Checkpointer:
         self._unsaved()
         self.wait()
 
-    def announce(self, manifest: Manifest) -> bool:
+    def announce(self, manifest: CheckpointManifest) -> bool:
         """Announce a durable checkpoint, for the first time or again; False if another reducer has taken over."""
         event = {"token": manifest.token, "version": manifest.version, "sha256": manifest.sha256}
         return self.session.announce("checkpoint", {**event, "bytes": manifest.bytes, "path": manifest.token})

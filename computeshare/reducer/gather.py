@@ -15,7 +15,7 @@ from computeshare.codecs.registry import EXACT
 from computeshare.errors import CodecError, Diverged
 from computeshare.jobspec.quorum import largest_share, tolerated
 from computeshare.jobspec.sampling_plan import Plan, Round
-from computeshare.protocol.reducer_session import Offer, ReducerSession
+from computeshare.protocol.reducer_session import ReducerSession, StagedOffer
 from computeshare.protocol.refusal import Fault, Received, Suspicion
 from computeshare.protocol.round_store import RoundState
 from computeshare.strategies.averages import Average
@@ -128,14 +128,14 @@ class Gatherer:
             return str(error)[:100]
         return found.hexdigest()
 
-    def early(self, unit: int, source: Received | Offer, bucket: int) -> tuple[Vector, bytes] | None:
+    def early(self, unit: int, source: Received | StagedOffer, bucket: int) -> tuple[Vector, bytes] | None:
         """One bucket of an update that may not be submitted yet, and the digest of its frame; None: it is not there.
 
         The vector is valid until the next bucket is decoded. Raises CodecError: the frame is invalid, or holds values
         that are not finite, which only an update that was submitted is refused for.
         """
         frame: Blob | None = None
-        if isinstance(source, Offer):
+        if isinstance(source, StagedOffer):
             frame = self.session.staged_part(unit, source, bucket, self._rooms[0])
         else:
             (found,) = self.session.updates([(source.base, unit)], range(bucket, bucket + 1), self._rooms[:1])

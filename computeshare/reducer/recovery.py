@@ -15,7 +15,7 @@ from computeshare.codecs.messages import add_delta, decode_weights
 from computeshare.codecs.registry import EXACT
 from computeshare.errors import ArtifactError, CodecError, LostClaim, ShapeError
 from computeshare.jobspec.sampling_plan import Round
-from computeshare.protocol.reducer_session import ReducerSession, Step
+from computeshare.protocol.reducer_session import ReducerSession, StoredStep
 from computeshare.protocol.refusal import Received
 from computeshare.protocol.round_store import RoundState
 from computeshare.protocol.versions.chain import Chain, route
@@ -183,7 +183,7 @@ class Recovery:
             raise LostClaim(f"the state of version {token} is gone")
         return self._server_step.load(weights, raw)
 
-    def _repeat_steps(self, state: RoundState, steps: Sequence[Step], weights: Weights) -> "ServerModel":
+    def _repeat_steps(self, state: RoundState, steps: Sequence[StoredStep], weights: Weights) -> "ServerModel":
         """Repeat the steps that led from the version whose state is stored to the current version, `weights`, and store
         its state; a version that is its weights alone needs no step.
         """
@@ -196,7 +196,7 @@ class Recovery:
             raise LostClaim(f"version {state.token} has been succeeded meanwhile")
         return model
 
-    def _stepped_again(self, token: Token, steps: Sequence[Step], weights: Weights) -> "ServerModel":
+    def _stepped_again(self, token: Token, steps: Sequence[StoredStep], weights: Weights) -> "ServerModel":
         before: Weights | None = weights  # a state with parameters of its own needs no weights
         if self._server_step.is_exact:
             before = self._weights(steps[0].base, *self._session.chain())[0]
@@ -213,7 +213,7 @@ class Recovery:
             model = dataclasses.replace(model, master=master)
         return dataclasses.replace(model, published=weights)
 
-    def _reread(self, step: Step, token: Token, bucket: int) -> Iterator[Vector]:
+    def _reread(self, step: StoredStep, token: Token, bucket: int) -> Iterator[Vector]:
         """Yield a bucket of each update of a step before the version `token`, in the order of units."""
         for update in step.counted:
             values = self._gatherer.reread(update, bucket)
@@ -222,7 +222,7 @@ class Recovery:
             yield values
 
 
-def _gap(steps: Sequence[Step], state: RoundState) -> str | None:
+def _gap(steps: Sequence[StoredStep], state: RoundState) -> str | None:
     """The reason why the steps do not lead to the version of `state`, one version after another; None if they do."""
     versions = [step.base.version for step in steps]
     if steps[-1].base != state.base:

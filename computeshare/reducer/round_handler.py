@@ -12,7 +12,7 @@ import structlog
 from computeshare.checkpoints.store import Artifacts
 from computeshare.codecs.messages import is_news, update_parts
 from computeshare.errors import ArtifactError, CodecError, DamagedRound, LostClaim, ShapeError
-from computeshare.jobspec.quorum import Progress, decide, needed
+from computeshare.jobspec.quorum import RoundProgress, decide, needed
 from computeshare.jobspec.sampling_plan import Round
 from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.refusal import Received
@@ -180,7 +180,7 @@ class RoundHandler:
         if quorum == 1:
             return False
         waited_ms = self.session.now_ms() - state.opened_ms
-        decision = decide(Progress(received, state.total, waited_ms, state.deadline_ms), quorum)
+        decision = decide(RoundProgress(received, state.total, waited_ms, state.deadline_ms), quorum)
         if decision.ask_again_ms is not None:
             self.look_again_s = min(ROUND_POLL_S, max(0.005, decision.ask_again_ms / 1000))
         closed = decision.close and self.session.close(state.token, needed(state.total, quorum))

@@ -145,12 +145,12 @@ class RecipeSource:
 
     def open(self, client: Client, spec: JobSpec, device: "torch.device", threads: int) -> "Computation":
         """Start the recipe's process. Raises SpecError, RecipeError, BundleError, Unconfined."""
-        from computeshare.training.recipe_process.process import Limits, RecipeFiles, RecipeProcess
+        from computeshare.training.recipe_process.process import ProcessLimits, RecipeFiles, RecipeProcess
 
         found = job_recipe(client, self.store, spec, self.chosen)
         data = download(client.bundles, spec.data.bundle, self.store) if spec.data else None
         files = RecipeFiles(found.bundle, found.state, data)
-        limits = Limits(unconfined=self.unconfined)
+        limits = ProcessLimits(unconfined=self.unconfined)
         try:
             process = RecipeProcess(spec.model_copy(update={"threads": threads}), files, str(device), limits)
         except Unconfined as error:

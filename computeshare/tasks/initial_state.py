@@ -68,7 +68,7 @@ class BuiltState:
 
 
 @dataclass(frozen=True)
-class StoredState:
+class RecipeInitialState:
     """The beginning of a recipe's job, as it was found where the job was created: no code of a user's is run for it."""
 
     facts: RecipeFacts
@@ -113,6 +113,6 @@ def initial_state_of(spec: JobSpec, bundles: BundleStore) -> InitialState:
     """How a job begins."""
     match spec.task:
         case RecipeTask() as recipe:
-            return StoredState(recipe.recipe_facts, bundles)
+            return RecipeInitialState(recipe.recipe_facts, bundles)
         case _:
             return BuiltState(task_of(spec), spec.seed)

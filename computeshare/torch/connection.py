@@ -13,8 +13,8 @@ from torch import nn
 from computeshare.codecs.messages import UpdateEncoder, decode_update, update_parts
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import SettingsError
-from computeshare.gossip.exchange import Exchange, Partners
-from computeshare.gossip.peer_weights import GroupWeights, Published
+from computeshare.gossip.exchange import Partners, PeerExchange
+from computeshare.gossip.peer_weights import GroupWeights, PublishedWeights
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
 from computeshare.strategies.base import Averaging
 from computeshare.strategies.registry import parse_strategy
@@ -36,7 +36,7 @@ class Connection:
         self._codec, self._token = CODECS[codec], _token(self._layout)
         self._board = GroupWeights(redis, group, name)
         partners = Partners(name, 0, averaging.matching)
-        self._exchange = Exchange(averaging, self._board, partners, update_parts(self._layout), self._decode)
+        self._exchange = PeerExchange(averaging, self._board, partners, update_parts(self._layout), self._decode)
         self._encoder = UpdateEncoder(self._codec, self._layout)
         self._helper = ThreadPoolExecutor(1, "publishing")
         self._sending: Future[None] | None = None
@@ -94,7 +94,7 @@ class Connection:
         except RedisError as error:  # the next may go through
             log.warning("weights not published", name=self.name, error=str(error))
 
-    def _decode(self, published: Published, message: Message) -> tuple[Vector, Vector] | None:
+    def _decode(self, published: PublishedWeights, message: Message) -> tuple[Vector, Vector] | None:
         """None: the other trains another model."""
         if published.token != self._token:
             self._remarks.tell(log.warning, "a process of the group trains another model", name=self.name)

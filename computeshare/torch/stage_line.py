@@ -13,7 +13,7 @@ from redis import Redis
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import RoundError, SettingsError
 from computeshare.pipeline import frames
-from computeshare.pipeline.chains.mail import Inbox, Letter, Outbox
+from computeshare.pipeline.chains.mail import Letter, LetterInbox, LetterOutbox
 from computeshare.protocol import keys
 from computeshare.torch.group_broker import connect_group
 from computeshare.types import Blob
@@ -38,7 +38,7 @@ class Line:
     def __init__(self, redis: Redis, group: str, stage: int, stages: int, codec: str) -> None:
         self.stage, self.stages, self._codec = stage, stages, CODECS[codec]
         key_of = functools.partial(keys.group_stage, group)
-        self._inbox, self._outbox = Inbox(redis, key_of(str(stage))), Outbox(redis, key_of)
+        self._inbox, self._outbox = LetterInbox(redis, key_of(str(stage))), LetterOutbox(redis, key_of)
         self._early: dict[tuple[int, int, str], Blob] = {}
         self._is_cancelled = threading.Event()
         self.run = uuid.uuid4().hex if stage == 0 else ""

@@ -39,7 +39,7 @@ class _Open:
             raise InvalidResponse("a map has a key that cannot be a key") from error
 
 
-class Replies:
+class ReplyParser:
     """Parses replies from a byte stream, however it is cut: write into `space`, then call `received` with the number of
     bytes.
 

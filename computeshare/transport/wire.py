@@ -25,7 +25,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from computeshare.errors import Interrupted
 from computeshare.transport.commands import Blob, Command, Outgoing, as_view
 from computeshare.transport.rate_limit import Pacer
-from computeshare.transport.resp import Replies
+from computeshare.transport.resp import ReplyParser
 
 STALL_S = 10.0
 """Seconds without traffic after which a connection counts as broken, if the client has no timeout of its own."""
@@ -62,7 +62,7 @@ class Wire:
         self._pacer = pacer
         self._interrupt = interrupt
         self._link: socket.socket | None = None
-        self._replies = Replies()
+        self._replies = ReplyParser()
         self._outgoing: Outgoing | None = None  # of which replies are still to be taken
         self._allowed_bytes = 0
         self._allowed_at = 0.0
@@ -153,7 +153,7 @@ class Wire:
             assert self._link is not None
             self._link.setblocking(False)
             _widen(self._link)
-            self._replies = Replies()
+            self._replies = ReplyParser()
 
     def _in_step(self, link: socket.socket) -> bool:
         """Whether the connection is up and has received nothing unrequested except pushes."""

@@ -11,7 +11,7 @@ from rich.table import Table
 from computeshare.errors import SettingsError
 from computeshare.settings import Settings
 from computeshare.terminal.output import console, duration, plain, print_json, size
-from computeshare.worker.status_file import CurrentJob, Limits, Running, WorkerStatus, read_totals
+from computeshare.worker.status_file import CurrentJob, Running, WorkerLimits, WorkerStatus, read_totals
 
 Home = Annotated[Path | None, typer.Option(metavar="DIR", help="The workers' folder. Default: COMPUTESHARE_HOME.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
@@ -111,7 +111,7 @@ def _devices(job: CurrentJob | None) -> str:
     return "; ".join(counts)
 
 
-def _limits(limits: Limits) -> str:
+def _limits(limits: WorkerLimits) -> str:
     found = [
         f"upload {limits.max_up}" if limits.max_up else "upload unlimited",
         f"memory {limits.max_memory}" if limits.max_memory else "memory unlimited",

@@ -57,7 +57,7 @@ from computeshare.worker.live_line import shown
 from computeshare.worker.recipe_consent import Consent
 from computeshare.worker.rq_worker import SeatWorker
 from computeshare.worker.seat.progress_pipe import SeatLink
-from computeshare.worker.status_file import Limits, StatusFile, WorkerStatus, began
+from computeshare.worker.status_file import StatusFile, WorkerLimits, WorkerStatus, began
 
 HASTE_S = 1.0
 """Seconds to wait for the broker's answer when the machine is about to sleep."""
@@ -97,7 +97,7 @@ def worker_info(
     )
 
 
-def status_of(worker: WorkerInfo, joined: Joined, limits: Limits) -> WorkerStatus:
+def status_of(worker: WorkerInfo, joined: Joined, limits: WorkerLimits) -> WorkerStatus:
     """What this worker tells its machine's owner at its start."""
     return WorkerStatus(
         id=worker.id,
@@ -339,7 +339,7 @@ def command(
     worker = replace(described, confinement=consent.confinement)
     resting = {"only_on_power": only_on_power, "battery_stop": battery_stop, "battery_start": battery_start}
     allowed = {"max_up": settings.max_up, "max_memory": settings.max_memory, "cache": settings.cache}
-    limits = Limits(**allowed, **resting, nice=settings.nice, hours=hours or [])
+    limits = WorkerLimits(**allowed, **resting, nice=settings.nice, hours=hours or [])
     status = status_of(worker, joined, limits).model_copy(update={"upgrades": settings.upgrade})
     try:
         with joined.broker_url(_end_refused) as url:

@@ -26,7 +26,7 @@ SAME_START_S = 1.0
 """How far the system's statements of when a process began may differ."""
 
 
-class Limits(BaseModel):
+class WorkerLimits(BaseModel):
     """What the owner allows, as typed."""
 
     max_up: str | None = None
@@ -83,7 +83,7 @@ class WorkerStatus(BaseModel):
     recipes: list[str] = []
     confinement: str = ""
     """By what recipes are confined."""
-    limits: Limits = Limits()
+    limits: WorkerLimits = WorkerLimits()
     upgrades: bool = False
     """Whether it installs the control plane's version when its own does not fit."""
     moved: Moved = Moved()

@@ -40,7 +40,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ReleaseOffer:
     """The worker that a control plane serves."""
 
     release: Release
@@ -93,7 +93,7 @@ def told(ours: Release, offered: Release) -> str:
     return f"upgrading from {ours} to {offered}"
 
 
-def fetch(base: str, certificate: str, folder: Path) -> tuple[Path, Offer]:
+def fetch(base: str, certificate: str, folder: Path) -> tuple[Path, ReleaseOffer]:
     """Download the wheel of the control plane at `base` into `folder`, and compare its digest. Raises VersionError."""
     how: dict[str, Any] = {"timeout": TIMEOUT_S, "trust_env": not is_loopback_url(base)}
     try:
@@ -114,10 +114,12 @@ def fetch(base: str, certificate: str, folder: Path) -> tuple[Path, Offer]:
     return path, offer
 
 
-def _offer(said: Any) -> Offer:
+def _offer(said: Any) -> ReleaseOffer:
     """Raises ValueError: the answer is no release."""
     try:
-        found = Offer(Release(str(said["version"]), int(said["protocol"])), str(said["file"]), str(said["sha256"]))
+        found = ReleaseOffer(
+            Release(str(said["version"]), int(said["protocol"])), str(said["file"]), str(said["sha256"])
+        )
     except (KeyError, TypeError) as error:
         raise ValueError("its answer names no release") from error
     if not _FILE.fullmatch(found.file):

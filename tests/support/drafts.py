@@ -11,7 +11,7 @@ from computeshare.protocol.worker_session import Grant
 from computeshare.tasks.registry import task_of
 from computeshare.training.local_replica import LocalReplica
 from computeshare.types import Blob
-from computeshare.worker.seat.weights_receiver import Inbox
+from computeshare.worker.seat.weights_receiver import WeightsReceiver
 from tests.support.job_reducer import Hand, Job
 
 
@@ -23,7 +23,7 @@ class Follower(Hand):
         if inner := self.spec.strategy.inner:
             instance = task_of(self.spec).instance(self.spec.seed, "train", Path())
             self.replica = LocalReplica(instance, self.spec.plan, torch.device("cpu"), inner)
-        self.inbox = Inbox(self.session, self.spec.codecs.down, self.layout)
+        self.inbox = WeightsReceiver(self.session, self.spec.codecs.down, self.layout)
 
     def pull(self) -> Grant:
         """Load the current version and lease a share of its round."""

@@ -23,7 +23,7 @@ from computeshare.tasks.modules import frozen_digest
 from computeshare.tasks.registry import task_of
 from computeshare.training.computation import replica_of
 from computeshare.types import Blob
-from computeshare.worker.seat.weights_receiver import Inbox
+from computeshare.worker.seat.weights_receiver import WeightsReceiver
 from tests.support.rounds import take_seat
 
 ADAM = {"name": "Adam", "lr": 0.01}
@@ -75,7 +75,7 @@ class Worker:
     """A hand that computes each unit on the version that its lease names."""
 
     def __init__(self, hand: Hand) -> None:
-        self.hand, self.inbox, self.loaded = hand, Inbox(hand.session, hand.spec.codecs.down, hand.layout), ""
+        self.hand, self.inbox, self.loaded = hand, WeightsReceiver(hand.session, hand.spec.codecs.down, hand.layout), ""
 
     def turn(self, spoil: Spoil = lambda message: message) -> bool:
         """Compute and submit one lease, `spoil`ed if need be, if there is one."""

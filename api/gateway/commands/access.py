@@ -13,7 +13,7 @@ from typing import Any
 
 from redis import Redis
 
-from api.gateway.commands.policy import Needs
+from api.gateway.commands.policy import CommandNeeds
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import published_jobs
 
@@ -54,7 +54,7 @@ class Access:
         self._bundles: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._present: OrderedDict[str, dict[str, float]] = OrderedDict()
 
-    def known(self, machine: str, needs: Needs) -> bool:
+    def known(self, machine: str, needs: CommandNeeds) -> bool:
         """Whether a command may pass by answers at hand, without asking the broker."""
         now, present = self._clock(), self._present.get(machine, {})
         jobs = [self._jobs.get((machine, job)) for job in needs.jobs]
@@ -64,7 +64,7 @@ class Access:
             and all(now - self._bundles.get((machine, one), -math.inf) < LEAVING_S for one in needs.digests)
         )
 
-    def refusal(self, machine: str, needs: Needs) -> str | None:
+    def refusal(self, machine: str, needs: CommandNeeds) -> str | None:
         """Why a command with these needs is refused; None: it may pass. Asks the broker.
 
         Raises RedisError; ComputeShareError: no broker is known.
@@ -138,7 +138,7 @@ def is_own(machine: str, worker: str) -> bool:
     return worker.startswith(machine) and _SUFFIX.fullmatch(worker, len(machine)) is not None
 
 
-def _problem(job: _Job, needs: Needs, now: float) -> str | None:
+def _problem(job: _Job, needs: CommandNeeds, now: float) -> str | None:
     seated = {worker for worker, at in job.seen.items() if now - at <= LEAVING_S}
     if seated and needs.workers <= seated:
         return None

@@ -9,9 +9,9 @@ from api.gateway.commands import policy, scripts
 from api.gateway.commands.access import Access
 from api.gateway.commands.holdings import Holdings
 from api.gateway.commands.parser import Commands, Head, Piece
-from api.gateway.commands.policy import ADDING, Needs, Own
-from api.gateway.commands.rates import Rates
-from api.gateway.commands.replies import MOST_OF_ONE, Replies
+from api.gateway.commands.policy import ADDING, CommandNeeds, Own
+from api.gateway.commands.rates import CommandRates
+from api.gateway.commands.replies import MOST_OF_ONE, AwaitedReplies
 from api.gateway.commands.scripts import NotPermitted
 from computeshare.errors import ComputeShareError
 from computeshare.queue.rq_keys import WORKERS
@@ -52,9 +52,9 @@ class CommandFilter:
         machine: str,
         access: Access,
         refused: Callable[[str], None],
-        replies: Replies,
+        replies: AwaitedReplies,
         unfinished: Counter[str],
-        rates: Rates,
+        rates: CommandRates,
         holdings: Holdings,
     ) -> None:
         self._rates, self._holdings = rates, holdings
@@ -184,7 +184,7 @@ class CommandFilter:
         except NotPermitted as error:
             return str(error)
         reason = None
-        if needs != Needs() and not self._access.known(self._machine, needs):
+        if needs != CommandNeeds() and not self._access.known(self._machine, needs):
             reason = await asyncio.to_thread(self._access.refusal, self._machine, needs)
         if reason is None:
             return await self._lack_of_room(head)
@@ -201,7 +201,7 @@ class CommandFilter:
         return None
 
 
-def needed(head: Head) -> Needs:
+def needed(head: Head) -> CommandNeeds:
     """What a command presumes. Raises NotPermitted: no machine may send it."""
     name = head.arguments[0].upper() if head.arguments else b""
     if head.is_complete and name == b"EVALSHA":

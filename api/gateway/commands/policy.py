@@ -207,7 +207,7 @@ LARGE = "<large>"
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class CommandNeeds:
     """What a command presumes: workers that are the machine's, jobs in which it has a seat, bundles of such jobs, and
     the machine's processes that fetch bundles.
     """
@@ -219,7 +219,7 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class CommandRule:
     """One line of `PERMITTED`."""
 
     words: tuple[re.Pattern[bytes], ...]
@@ -227,7 +227,7 @@ class Rule:
     head: int
     """With how many arguments the command is decided on; all the others may be large. 0: with all."""
 
-    def needs(self, arguments: Sequence[bytes], count: int) -> Needs | None:
+    def needs(self, arguments: Sequence[bytes], count: int) -> CommandNeeds | None:
         """What the command presumes, whose first arguments are given and which has `count`; None: it is another."""
         more = count - len(self.words)
         if more < 0 or (more and not self.tail) or (self.tail and more % len(self.tail)):
@@ -245,7 +245,7 @@ class Rule:
             yield self.tail[place % len(self.tail)]
 
 
-def needs_of(forms: Iterable[re.Pattern[bytes]], arguments: Iterable[bytes]) -> Needs | None:
+def needs_of(forms: Iterable[re.Pattern[bytes]], arguments: Iterable[bytes]) -> CommandNeeds | None:
     """What arguments of these forms presume; None: they have other forms."""
     found: dict[str, set[str]] = {"worker": set(), "job": set(), "digest": set(), "reader": set()}
     for form, argument in zip(forms, arguments, strict=True):
@@ -253,7 +253,7 @@ def needs_of(forms: Iterable[re.Pattern[bytes]], arguments: Iterable[bytes]) -> 
             return None
         for name, value in match.groupdict().items():
             found[name].add(value.decode())
-    return Needs(*map(frozenset, found.values()))
+    return CommandNeeds(*map(frozenset, found.values()))
 
 
 @functools.cache
@@ -266,14 +266,14 @@ def pattern(word: str) -> re.Pattern[bytes]:
 
 
 @functools.cache
-def rules() -> dict[bytes, tuple[Rule, ...]]:
+def rules() -> dict[bytes, tuple[CommandRule, ...]]:
     """The rules of `PERMITTED` by the commands' names."""
-    found: dict[bytes, list[Rule]] = {}
+    found: dict[bytes, list[CommandRule]] = {}
     for line in filter(None, map(str.strip, PERMITTED.splitlines())):
         front, _, behind = line.partition("|")
         words, tail = front.split(), behind.split()
         head = words.index(LARGE) if LARGE in words else len(words) if LARGE in tail else 0
-        rule = Rule(tuple(map(pattern, words)), tuple(map(pattern, tail)), head)
+        rule = CommandRule(tuple(map(pattern, words)), tuple(map(pattern, tail)), head)
         found.setdefault(words[0].encode(), []).append(rule)
     return {name: tuple(some) for name, some in found.items()}
 
@@ -316,7 +316,7 @@ def _owned() -> tuple[tuple[re.Pattern[bytes], Own], ...]:
     return tuple((pattern(form), own) for form, own in OWN.items())
 
 
-def needs(arguments: Sequence[bytes], count: int) -> Needs | None:
+def needs(arguments: Sequence[bytes], count: int) -> CommandNeeds | None:
     """What a command presumes; None: no machine may send it."""
     upper = (arguments[0].upper(), *arguments[1:])
     found = (rule.needs(upper, count) for rule in rules().get(upper[0], ()))

@@ -27,7 +27,7 @@ class Permits(Protocol):
         """Take a permit of this key, if there is one."""
 
 
-class Rates:
+class CommandRates:
     """Rates of all machines at one gateway.
 
     Args:

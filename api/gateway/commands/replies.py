@@ -25,7 +25,7 @@ class Unread:
         self.changed = asyncio.Event()
 
 
-class Replies:
+class AwaitedReplies:
     """Replies that one connection still awaits, in order."""
 
     def __init__(self, unread: Unread) -> None:

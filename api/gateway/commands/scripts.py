@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha1
 from typing import Any
 
-from api.gateway.commands.policy import FORMS, JOB, Needs, needs_of, pattern
+from api.gateway.commands.policy import FORMS, JOB, CommandNeeds, needs_of, pattern
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import LINE_BYTES_KEPT, LINES_KEPT
 from computeshare.protocol.scripts import Names, Script, script
@@ -69,14 +69,14 @@ class NotPermitted(Exception):
     """Why a machine may not make a call."""
 
 
-def needs_of_load(source: bytes) -> Needs:
+def needs_of_load(source: bytes) -> CommandNeeds:
     """What loading a script presumes. Raises NotPermitted."""
     if source.decode(errors="replace") not in (found.source for found in _by_digest().values()):
         raise NotPermitted("machines may load no other scripts than a worker's")
-    return Needs()
+    return CommandNeeds()
 
 
-def needs_of_call(arguments: Sequence[bytes]) -> Needs:
+def needs_of_call(arguments: Sequence[bytes]) -> CommandNeeds:
     """What an EVALSHA with these arguments presumes. Raises NotPermitted."""
     called = _by_digest().get(arguments[1].decode(errors="replace").lower()) if len(arguments) > 3 else None
     if called is None:
@@ -94,7 +94,7 @@ def needs_of_call(arguments: Sequence[bytes]) -> Needs:
     workers = _checked_keys(called, JobKeys(job), keys, given) | _speakers(called.name, given) | needs.workers
     if not workers:
         raise NotPermitted(f"{called.name} names no worker")
-    return Needs(workers, frozenset({job, *needs.jobs}))
+    return CommandNeeds(workers, frozenset({job, *needs.jobs}))
 
 
 def name_of(arguments: Sequence[bytes]) -> str:
@@ -114,7 +114,7 @@ def _rows(names: Sequence[str], given: Sequence[str]) -> dict[str, Any]:
     return {name: list(given[place :: len(names)]) for place, name in enumerate(names)}
 
 
-def _checked_arguments(called: Script, given: Values) -> Needs:
+def _checked_arguments(called: Script, given: Values) -> CommandNeeds:
     """What a call's arguments presume. Raises ValueError: they have another form."""
     forms = ARGUMENTS[called.name]
     flat = [

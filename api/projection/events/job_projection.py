@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from api.projection.events.parser import OUTCOMES, Row, StreamEvent, token_of
-from api.projection.rates import Rates
+from api.projection.rates import JobRates
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.types import ENDED, Token
 
@@ -65,7 +65,7 @@ class Changes:
 class JobProjection:
     """The rows that follow from a batch of one job's events, applied in order by `handlers.apply`."""
 
-    def __init__(self, state: JobState, rates: Rates) -> None:
+    def __init__(self, state: JobState, rates: JobRates) -> None:
         self.state, self.rates, self.changes = state, rates, Changes()
 
     def finish(self, is_scored: Callable[[], bool]) -> None:

@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 
 from computeshare.checkpoints.offers import Offers
 from computeshare.errors import ComputeShareError, ScorerGone
-from computeshare.evaluator.evaluator import LOOK_S, Evaluator, ForJob, Memory
+from computeshare.evaluator.evaluator import LOOK_S, Evaluator, EvaluatorMemory, ForJob
 from computeshare.evaluator.seat_scorer import SeatScorer
 from computeshare.queue import Seat
 
@@ -23,7 +23,7 @@ class SeatEvaluators:
     """A thread for each scoring seat; a seat's ends with it."""
 
     def __init__(self, artifacts_dir: Path, offers: Offers) -> None:
-        self.memory = Memory()
+        self.memory = EvaluatorMemory()
         self._artifacts_dir, self._offers = artifacts_dir, offers
         self._threads: dict[str, threading.Thread] = {}
         self._stop = threading.Event()

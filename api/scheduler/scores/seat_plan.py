@@ -35,7 +35,7 @@ CHECKPOINT, SCORE = table(CheckpointRow), table(Score)
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingJob:
     """A job with `checkpoints` that wait for a scorer, or have one that holds a seat; `final`: the last is among
     them.
     """
@@ -67,7 +67,7 @@ def waiting_of(
     done: Collection[Due],
     scoring: Sequence[HeldSeat],
     before_ms: Mapping[str, int],
-) -> list[Waiting]:
+) -> list[WaitingJob]:
     """The jobs whose checkpoints wait for workers, oldest job first.
 
     Args:
@@ -93,11 +93,11 @@ def waiting_of(
             counts[job.id] += 1
             if token.version == job.rounds_total:
                 final.add(job.id)
-    return [Waiting(job.id, job.queue, counts[job.id], job.id in final) for job in jobs if counts[job.id]]
+    return [WaitingJob(job.id, job.queue, counts[job.id], job.id in final) for job in jobs if counts[job.id]]
 
 
 def plan(
-    waiting: Sequence[Waiting],
+    waiting: Sequence[WaitingJob],
     demands: Sequence[Demand],
     workers: Sequence[Available],
     training: Sequence[HeldSeat],
@@ -153,7 +153,7 @@ def plan(
 
 
 def _issues(
-    waiting: Sequence[Waiting],
+    waiting: Sequence[WaitingJob],
     free: Sequence[Available],
     scorers: Counter[str],
     past: Sequence[Past],

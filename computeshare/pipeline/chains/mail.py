@@ -43,7 +43,7 @@ class Letter:
     body: Blob
 
 
-class Inbox:
+class LetterInbox:
     """A session's own messages, for one thread."""
 
     def __init__(self, redis: Redis, key: str, wires: Wires | None = None) -> None:
@@ -123,7 +123,7 @@ class Inbox:
             log.warning("a message between stages is malformed, and dropped", error=str(error)[:200])
 
 
-class Outbox:
+class LetterOutbox:
     """Sends messages to other sessions, in order, from a thread of its own, while the caller computes."""
 
     def __init__(self, redis: Redis, key_of: Callable[[str], str], wires: Wires | None = None) -> None:
@@ -184,8 +184,8 @@ class ChainMail:
     turn: int
     chain: Sequence[Held]
     own: Held
-    inbox: Inbox
-    outbox: Outbox
+    inbox: LetterInbox
+    outbox: LetterOutbox
     goes_on: Callable[[], bool]
 
     def send(self, stage: int, tag: str, message: Blob) -> None:
@@ -197,8 +197,8 @@ class ChainMail:
             self.outbox.send(next(one.session for one in self.chain if stage in one.stages), letter)
 
     def receive(self, stage: int, tag: str) -> Blob:
-        """Wait for a message to a stage held here. Raises Interrupted, as `Inbox.receive`; the error of a message that
-        was not sent, for which no answer would come.
+        """Wait for a message to a stage held here. Raises Interrupted, as `LetterInbox.receive`; the error of a message
+        that was not sent, for which no answer would come.
         """
 
         def goes_on() -> bool:

@@ -12,7 +12,14 @@ from redis.exceptions import RedisError
 
 from computeshare.jobspec.machine_needs import size_text
 from computeshare.pipeline.chains.mail import LIFE_S, wake
-from computeshare.pipeline.chains.placement import MALFORMED, Member, Placement, Stage, circumstances, successor
+from computeshare.pipeline.chains.placement import (
+    MALFORMED,
+    Placement,
+    StageDemand,
+    StageWorker,
+    circumstances,
+    successor,
+)
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.scripts import Scripts
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
@@ -32,8 +39,8 @@ class Membership:
         self,
         redis: Redis,
         job_id: str,
-        own: Member,
-        stages: Sequence[Stage],
+        own: StageWorker,
+        stages: Sequence[StageDemand],
         most_chains: int,
         stop: threading.Event,
     ) -> None:
@@ -84,7 +91,7 @@ class Membership:
         if not self.current[0].chains:
             self._remarks.tell(log.warning, "the model does not fit the workers", about=self._lack(members))
 
-    def _told(self, number: int = 0, present: str = "", plan: str = "") -> tuple[list[Member], str]:
+    def _told(self, number: int = 0, present: str = "", plan: str = "") -> tuple[list[StageWorker], str]:
         """The members, but those whose entry is malformed, and all sessions in the broker's words; store a placement
         for exactly those sessions.
         """
@@ -112,10 +119,10 @@ class Membership:
             self._recall(outdated)
         names = there.decode().split()
         told = [(*name.split(":", 1), entry) for name, entry in zip(names, entries, strict=True)]
-        found = (Member.parse(worker, session, entry) for worker, session, entry in told)
+        found = (StageWorker.parse(worker, session, entry) for worker, session, entry in told)
         return [one for one in found if one], there.decode()
 
-    def _lack(self, members: Sequence[Member]) -> str:
+    def _lack(self, members: Sequence[StageWorker]) -> str:
         """What all stages and the largest need, what the workers have, and what to do."""
         needs, rooms = [one.bytes for one in self.stages], [one.room_bytes for one in members]
         asked = f"the stages need {size_text(sum(needs))}, the largest {size_text(max(needs))}"

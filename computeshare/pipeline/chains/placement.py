@@ -18,7 +18,7 @@ LEAST, MOST = 1e-30, 1e30
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageDemand:
     """What a stage asks of the worker that holds it: memory in bytes, and work in any unit, the same for all stages."""
 
     bytes: int
@@ -26,7 +26,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class StageWorker:
     """A worker that is there to hold stages.
 
     `room_bytes` is its memory for them (0: no limit known), `rate` its measured work per second (0: not measured).
@@ -38,7 +38,7 @@ class Member:
     rate: float = 0.0
 
     @classmethod
-    def parse(cls, worker: str, session: str, about: str | bytes) -> "Member | None":
+    def parse(cls, worker: str, session: str, about: str | bytes) -> "StageWorker | None":
         """A member as its worker describes it, in JSON; None: the description is malformed."""
         try:
             found = json.loads(about)
@@ -91,7 +91,7 @@ class Placement:
         return cls(number, chains) if all(_is_whole(chain, stages) for chain in chains) else None
 
 
-def circumstances(members: Sequence[Member]) -> tuple[tuple[str, int, int | None], ...]:
+def circumstances(members: Sequence[StageWorker]) -> tuple[tuple[str, int, int | None], ...]:
     """What a placement depends on: who is there, and each one's memory and speed, the latter to a factor of two. While
     they stay as they are, another placement is not worth a look.
     """
@@ -99,7 +99,9 @@ def circumstances(members: Sequence[Member]) -> tuple[tuple[str, int, int | None
     return tuple((one.session, one.room_bytes, octave) for one, octave in zip(members, octaves, strict=True))
 
 
-def place(members: Sequence[Member], stages: Sequence[Stage], most_chains: int) -> tuple[tuple[Held, ...], ...]:
+def place(
+    members: Sequence[StageWorker], stages: Sequence[StageDemand], most_chains: int
+) -> tuple[tuple[Held, ...], ...]:
     """Form chains: as many as there are workers for, but `most_chains`; with fewer workers than stages, one whose
     workers hold several consecutive stages. Workers without a place stand by. Empty: the stages do not fit.
 
@@ -114,13 +116,15 @@ def place(members: Sequence[Member], stages: Sequence[Stage], most_chains: int) 
     return ()
 
 
-def chain_seconds(chain: Sequence[Held], members: Sequence[Member], stages: Sequence[Stage]) -> float:
+def chain_seconds(chain: Sequence[Held], members: Sequence[StageWorker], stages: Sequence[StageDemand]) -> float:
     """How long the slowest worker of a chain takes for a micro-batch, were it not to wait for others."""
     rates = {one.session: one.rate for one in _rated(members)}
     return max(sum(stages[one].work for one in held.stages) / rates[held.session] for held in chain)
 
 
-def successor(old: Placement, members: Sequence[Member], stages: Sequence[Stage], most_chains: int) -> Placement | None:
+def successor(
+    old: Placement, members: Sequence[StageWorker], stages: Sequence[StageDemand], most_chains: int
+) -> Placement | None:
     """The placement to replace `old`, where one of its workers has gone, or if it promises to be faster by `WORTH`.
     None: `old` stays.
     """
@@ -136,16 +140,16 @@ def successor(old: Placement, members: Sequence[Member], stages: Sequence[Stage]
     return new if after > WORTH * before else None
 
 
-def _speed(chains: Sequence[Sequence[Held]], members: Sequence[Member], stages: Sequence[Stage]) -> float:
+def _speed(chains: Sequence[Sequence[Held]], members: Sequence[StageWorker], stages: Sequence[StageDemand]) -> float:
     """Micro-batches per second of all chains."""
     return sum(1 / chain_seconds(chain, members, stages) for chain in chains)
 
 
-def _rated(members: Sequence[Member]) -> list[Member]:
+def _rated(members: Sequence[StageWorker]) -> list[StageWorker]:
     """The members, each with a rate: those not measured have the mean of the others'."""
     known = [one.rate for one in members if one.rate > 0]
     usual = sum(known) / len(known) if known else 1.0
-    return [Member(one.worker, one.session, one.room_bytes, one.rate or usual) for one in members]
+    return [StageWorker(one.worker, one.session, one.room_bytes, one.rate or usual) for one in members]
 
 
 def _held(said: Any) -> Held:
@@ -162,7 +166,7 @@ def _is_whole(chain: Sequence[Held], stages: int) -> bool:
     )
 
 
-def _chain(members: Sequence[Member], stages: Sequence[Stage]) -> tuple[Held, ...]:
+def _chain(members: Sequence[StageWorker], stages: Sequence[StageDemand]) -> tuple[Held, ...]:
     """The fastest chain of some of these members; empty: the stages do not fit."""
     best, found = math.inf, ()  # type: tuple[float, tuple[Held, ...]]
     for order in _orders(members):
@@ -174,7 +178,7 @@ def _chain(members: Sequence[Member], stages: Sequence[Stage]) -> tuple[Held, ..
     return found
 
 
-def _orders(members: Sequence[Member]) -> Iterator[Sequence[Member]]:
+def _orders(members: Sequence[StageWorker]) -> Iterator[Sequence[StageWorker]]:
     if len(members) <= MOST_ORDERED:
         yield from itertools.permutations(members)
         return
@@ -184,7 +188,7 @@ def _orders(members: Sequence[Member]) -> Iterator[Sequence[Member]]:
         yield order[::-1]
 
 
-def _divided(order: Sequence[Member], stages: Sequence[Stage]) -> tuple[float, list[int]]:
+def _divided(order: Sequence[StageWorker], stages: Sequence[StageDemand]) -> tuple[float, list[int]]:
     """How long the slowest of these workers takes if the stages are divided best in this order, and where each one's
     run of stages stops; a run may be empty. Infinity: the stages do not fit.
     """

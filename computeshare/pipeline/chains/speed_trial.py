@@ -11,7 +11,7 @@ from computeshare.codecs.base import Codec
 from computeshare.errors import Interrupted
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.pipeline import frames
-from computeshare.pipeline.chains.placement import Stage
+from computeshare.pipeline.chains.placement import StageDemand
 from computeshare.pipeline.partition import StagePlan
 from computeshare.pipeline.stage_replica import StageReplica
 from computeshare.tensors.layout import Layout
@@ -49,7 +49,7 @@ class TrialMail:
         raise Interrupted("the trial ends here")
 
 
-def smallest(needed: Sequence[Stage]) -> int:
+def smallest(needed: Sequence[StageDemand]) -> int:
     """The stage to try: the one that takes the least memory."""
     return min(range(len(needed)), key=lambda stage: needed[stage].bytes)
 
@@ -58,11 +58,11 @@ def measured_rate(
     replica: StageReplica,
     layout: Layout,
     mail: TrialMail,
-    needed: Sequence[Stage],
+    needed: Sequence[StageDemand],
     goes_on: Callable[[], bool] = lambda: True,
 ) -> float:
-    """The work per second of a replica of one stage, as a `Member` tells it: of the second of two micro-batches, since
-    the first takes longer. 0: it could not be measured, or was called off. Changes the replica's weights.
+    """The work per second of a replica of one stage, as a `StageWorker` tells it: of the second of two micro-batches,
+    since the first takes longer. 0: it could not be measured, or was called off. Changes the replica's weights.
     """
     (number,) = replica.held
     shapes = {one.name: one.shape for one in layout.tensors}

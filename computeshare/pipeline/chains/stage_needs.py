@@ -6,7 +6,7 @@ from computeshare.codecs.registry import CODECS
 from computeshare.errors import SpecError
 from computeshare.jobspec.machine_needs import size_text
 from computeshare.jobspec.sampling_plan import Plan
-from computeshare.pipeline.chains.placement import Stage
+from computeshare.pipeline.chains.placement import StageDemand
 from computeshare.pipeline.partition import StagePlan
 from computeshare.pipeline.schedule import most_in_flight
 from computeshare.strategies.base import MAIL_BYTES, STAGE_VECTORS, Staging
@@ -17,12 +17,12 @@ def in_flight(staging: Staging, plan: Plan) -> int:
     return most_in_flight(staging.schedule, range(1), staging.stages, plan.accumulate)
 
 
-def needs(stages: StagePlan, staging: Staging, plan: Plan) -> list[Stage]:
+def needs(stages: StagePlan, staging: Staging, plan: Plan) -> list[StageDemand]:
     """Each stage's memory, of which the values between its layers are not known, and its work."""
     pieces = in_flight(staging, plan)
     borders = [0, *(one.border_bytes for one in stages.stages)]
     return [
-        Stage(
+        StageDemand(
             4 * STAGE_VECTORS * one.parameters + pieces * (before + one.border_bytes), one.cost or one.parameters or 1.0
         )
         for one, before in zip(stages.stages, borders, strict=False)
@@ -41,6 +41,6 @@ def check_mail(stages: StagePlan, staging: Staging, plan: Plan) -> None:
         )
 
 
-def works_of(needed: Sequence[Stage], held: range) -> float:
+def works_of(needed: Sequence[StageDemand], held: range) -> float:
     """The work of a run of stages."""
     return sum(needed[stage].work for stage in held)

@@ -107,7 +107,7 @@ class StageVersions:
         self._weights: Weights | None = None
 
     def pull(self, token: str) -> tuple[Weights | None, Grant]:
-        """As `Inbox.pull`."""
+        """As `WeightsReceiver.pull`."""
         weights = self.read(token)
         return weights, self._session.lease(token)
 

@@ -11,7 +11,7 @@ import structlog
 from redis.exceptions import OutOfMemoryError, RedisError
 
 from computeshare.errors import CodecError, LostClaim
-from computeshare.protocol.reducer_session import Offer, ReducerSession
+from computeshare.protocol.reducer_session import ReducerSession, StagedOffer
 from computeshare.protocol.refusal import Received
 from computeshare.protocol.round_store import RoundState
 from computeshare.reducer.job_setup import JobContext
@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 KEPT_S = 30.0
 """Seconds after which a draft's life in the broker is extended."""
-Sources = Mapping[int, Received | Offer]
+Sources = Mapping[int, Received | StagedOffer]
 """Unit to its update, accepted or only staged."""
 
 
@@ -50,7 +50,7 @@ class RoundDraft:
     """Of the buckets' frames."""
     kept_at: float = field(default_factory=time.monotonic)
 
-    def is_of(self, base: Token, units: Mapping[int, Received | Offer]) -> bool:
+    def is_of(self, base: Token, units: Mapping[int, Received | StagedOffer]) -> bool:
         """Whether it is made of these updates of the round that starts from `base`, and of no others."""
         return base == self.base and {unit: one.nonce for unit, one in units.items()} == self.nonces
 
@@ -139,7 +139,7 @@ class Drafts:
         draft = self._draft
         if draft is None or not draft.is_of(base.token, sources):
             return
-        offers = [one for one in sources.values() if isinstance(one, Offer)]
+        offers = [one for one in sources.values() if isinstance(one, StagedOffer)]
         with contextlib.suppress(Missing):  # submitted meanwhile, or taken back
             for bucket in self._left(draft):
                 if all(bucket in offer.parts for offer in offers):

@@ -15,8 +15,8 @@ from computeshare.tasks.base import Batch, Better, SplitName, Task
 from computeshare.tasks.images import models, prediction
 from computeshare.tasks.images.datasets import definitions, splits
 from computeshare.tasks.images.datasets.class_names import class_names
-from computeshare.tasks.images.datasets.definitions import Definition
-from computeshare.tasks.images.datasets.splits import Split
+from computeshare.tasks.images.datasets.definitions import ImagesDefinition
+from computeshare.tasks.images.datasets.splits import ImageSplit
 from computeshare.tasks.images.transforms import Normaliser, Shape
 from computeshare.tasks.own.files import OwnData
 from computeshare.tasks.usage import Guess, Usage
@@ -54,7 +54,7 @@ class ImageClassification(Task):
         return self._definition.classes
 
     @property
-    def _definition(self) -> Definition:
+    def _definition(self) -> ImagesDefinition:
         if self.own:
             return definitions.of_own(self.dataset, self.own.facts)
         return splits.definition_of(self.dataset, self.hub)
@@ -74,18 +74,18 @@ class ImageClassification(Task):
         if not self.own:
             splits.prepare(self.dataset, data_dir, self.shape, self.hub)
 
-    def open(self, split: SplitName, data_dir: Path) -> Split:
+    def open(self, split: SplitName, data_dir: Path) -> ImageSplit:
         if self.own:
             return splits.open_own(self.dataset, self.own, split, self.shape, self.augment)
         return splits.open_split(self.dataset, split, data_dir, self.shape, self.augment, self.hub)
 
-    def noise(self, samples: int, seed: int) -> Split:
+    def noise(self, samples: int, seed: int) -> ImageSplit:
         source = np.random.Generator(np.random.PCG64(seed))
         images = source.integers(0, 256, (samples, *self.shape), np.uint8)
         labels = source.integers(0, self.classes, samples, np.int64)
         channels = self.shape[0]
         normalise = Normaliser.build(self.shape, 255.0, (0.5,) * channels, (0.25,) * channels)
-        return Split(images, labels, normalise, self.augment)
+        return ImageSplit(images, labels, normalise, self.augment)
 
     @property
     def class_names(self) -> Sequence[str] | None:

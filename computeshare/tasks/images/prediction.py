@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from computeshare.tasks.images import files, models
 from computeshare.tasks.images.datasets import splits
-from computeshare.tasks.images.datasets.definitions import Definition
+from computeshare.tasks.images.datasets.definitions import ImagesDefinition
 from computeshare.tasks.images.transforms import Normaliser, Shape
 from computeshare.tasks.usage import Guess, Usage
 
@@ -16,7 +16,7 @@ MOST_NAMES = 100
 """The most classes that are listed in a sentence."""
 
 
-def usage_of(definition: Definition, names: Sequence[str] | None, model: str, shape: Shape) -> Usage:
+def usage_of(definition: ImagesDefinition, names: Sequence[str] | None, model: str, shape: Shape) -> Usage:
     """How a classifier is used that was trained on a data set whose classes have these names (None: none)."""
     classes = definition.classes
     normalise = Normaliser.build(shape, 255.0, definition.mean, definition.std)
@@ -29,7 +29,7 @@ def usage_of(definition: Definition, names: Sequence[str] | None, model: str, sh
     return Usage("image-classification", inputs, models.construction(model, shape, classes), is_plain=True)
 
 
-def read(definition: Definition, shape: Shape, path: Path) -> Tensor:
+def read(definition: ImagesDefinition, shape: Shape, path: Path) -> Tensor:
     """An image file as a batch of one (1, *shape), prepared as the data set's images are. Raises InputError."""
     pixels = files.read(path, splits.stored_shape(definition, shape))
     return Normaliser.build(shape, 255.0, definition.mean, definition.std)(pixels[None])

@@ -23,7 +23,7 @@ from computeshare.tasks.recipes.functions import Functions, told
 from computeshare.tasks.usage import Guess
 
 
-class Scores(NamedTuple):
+class ScoreFacts(NamedTuple):
     """As the fields of `RecipeFacts`."""
 
     metric: Metric
@@ -170,7 +170,7 @@ class RecipeTask(Task):
             sums = {"loss": self.loss(module, batch) * count}
         return sums | self._own_sums(module, batch)
 
-    def found_scores(self, module: nn.Module, batch: Batch) -> Scores:
+    def found_scores(self, module: nn.Module, batch: Batch) -> ScoreFacts:
         """What the recipe's versions are scored by, found by scoring a batch."""
         was_training = module.training
         module.eval()
@@ -180,7 +180,7 @@ class RecipeTask(Task):
                 classes = int(module(self._pair(batch)[0]).shape[1]) if self.classifies else 0
         finally:
             module.train(was_training)
-        return Scores("accuracy" if self.classifies or "accuracy" in own else "loss", own, classes)
+        return ScoreFacts("accuracy" if self.classifies or "accuracy" in own else "loss", own, classes)
 
     def _own_sums(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
         if self.functions.metrics is None:

@@ -23,7 +23,7 @@ TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
+class TextDefinition:
     """A text in ASCII: its file relative to the data directory, where it comes from, and its content."""
 
     file: str
@@ -35,8 +35,8 @@ class Definition:
     """Every character that occurs, ascending: a character's symbol is its place here."""
 
 
-DEFINITIONS: dict[str, Definition] = {
-    "tinyshakespeare": Definition(
+DEFINITIONS: dict[str, TextDefinition] = {
+    "tinyshakespeare": TextDefinition(
         "tinyshakespeare/input.txt",
         "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
         "char-rnn",
@@ -110,14 +110,14 @@ def vocabulary_of(name: str, own: OwnData | None) -> Vocabulary:
     return vocabulary.of_own(own)
 
 
-def _downloaded(text: Definition) -> bytes:
+def _downloaded(text: TextDefinition) -> bytes:
     """Raises OSError, DatasetError: it is another file."""
     with urllib.request.urlopen(text.url, timeout=TIMEOUT_S) as answer:  # noqa: S310 - a constant
         content = answer.read(2 * text.characters)
     return _checked(text, content, text.url)
 
 
-def _checked(text: Definition, content: bytes, where: str | Path) -> bytes:
+def _checked(text: TextDefinition, content: bytes, where: str | Path) -> bytes:
     if sha256(content).hexdigest() != text.sha256:
         raise DatasetError(f"{where} is damaged, or another text: delete it, so that it is downloaded again")
     return content

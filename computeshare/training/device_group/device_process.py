@@ -14,12 +14,12 @@ from computeshare.errors import RecipeError
 from computeshare.jobspec.spec import JobSpec
 from computeshare.training.computation import LocalComputation
 from computeshare.training.recipe_process import messages
-from computeshare.training.recipe_process.channel import Channel
-from computeshare.training.recipe_process.connection import Connection
+from computeshare.training.recipe_process.channel import SocketChannel
+from computeshare.training.recipe_process.connection import ProcessConnection
 from computeshare.training.recipe_process.process import ProcessMemory
 from computeshare.training.recipe_process.replica import RecipeReplica
 from computeshare.training.recipe_process.shared_vectors import SharedVectors, allocate
-from computeshare.training.work_units import Trial
+from computeshare.training.work_units import SelfTest
 
 SERVER = "computeshare.training.device_group.server"
 LIMIT_S = 24 * 3600.0
@@ -51,7 +51,7 @@ class DeviceProcess:
             os.close(descriptor)
         ending = _Ending(process, device)
         self._closing.callback(ending.end)
-        self._connection = Connection(Channel(ours), ending, LIMIT_S)
+        self._connection = ProcessConnection(SocketChannel(ours), ending, LIMIT_S)
         opening = messages.Open(
             spec=spec.model_dump_json(),
             device=device,
@@ -68,9 +68,9 @@ class DeviceProcess:
         self.device: str = opened.device
         self.memory = ProcessMemory(opened)
 
-    def test(self) -> Trial:
+    def test(self) -> SelfTest:
         told, _ = self._connection.ask(messages.Test(), messages.Tested)
-        return Trial(told.error, told.seconds, told.saved_bytes, told.trouble)
+        return SelfTest(told.error, told.seconds, told.saved_bytes, told.trouble)
 
     def replica(self, spec: JobSpec) -> RecipeReplica:
         built, _ = self._connection.ask(messages.Build(spec=spec.model_dump_json()), messages.Built)

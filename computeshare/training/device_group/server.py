@@ -10,7 +10,7 @@ from computeshare.tasks.registry import task_of
 from computeshare.training import devices
 from computeshare.training.computation import choose_device
 from computeshare.training.recipe_process import messages
-from computeshare.training.recipe_process.channel import Channel
+from computeshare.training.recipe_process.channel import SocketChannel
 from computeshare.training.recipe_process.server import Answer, Server, connected
 from computeshare.training.recipe_process.shared_vectors import SharedVectors
 
@@ -36,7 +36,7 @@ def main() -> None:
             channel.send(answer[0].dumps(), answer[1])
 
 
-def _started(opening: messages.Open, memory: int, channel: Channel) -> Server:
+def _started(opening: messages.Open, memory: int, channel: SocketChannel) -> Server:
     spec, data_dir = JobSpec.model_validate_json(opening.spec), Path(opening.data or "")
     device, task = choose_device(spec, opening.device), task_of(spec, BundleStore(Path(opening.initial)))
     instance = task.instance(spec.seed, "train", data_dir)

@@ -17,7 +17,7 @@ class Closed(RecipeError):
     """The other side is gone."""
 
 
-class Channel:
+class SocketChannel:
     """One end of a socket pair."""
 
     def __init__(self, end: socket.socket, tick_s: float | None = TICK_S) -> None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from computeshare.errors import ComputeShareError, RecipeError, RecipeUnfit
-from computeshare.training.recipe_process.channel import Channel, Closed
+from computeshare.training.recipe_process.channel import Closed, SocketChannel
 from computeshare.training.recipe_process.messages import MOST_HEAD, Bucket, Done, Failed, Head, Step, reply_in
 from computeshare.types import Blob
 
@@ -25,10 +25,10 @@ class Ending(Protocol):
         """Says why it ended; called once it has closed its end."""
 
 
-class Connection:
+class ProcessConnection:
     """Asks a recipe's process for one thing at a time, and waits for each step of it for `limit_s` at most."""
 
-    def __init__(self, channel: Channel, ending: Ending, limit_s: float = STEP_LIMIT_S) -> None:
+    def __init__(self, channel: SocketChannel, ending: Ending, limit_s: float = STEP_LIMIT_S) -> None:
         self._channel, self._ending, self._limit_s = channel, ending, limit_s
         self._owed = 0
         """Requests sent by `tell` whose answers are still to be read."""

@@ -154,7 +154,7 @@ class Opened(Head):
 
 
 class Tested(Head):
-    """As `Trial`."""
+    """As `SelfTest`."""
 
     say: Literal["tested"] = "tested"
     error: float

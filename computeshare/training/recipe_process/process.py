@@ -30,11 +30,11 @@ from computeshare.tensors.layout import Layout, Weights
 from computeshare.training import devices
 from computeshare.training.memory import machine_bytes, peak_resident_bytes, resident_bytes
 from computeshare.training.recipe_process import messages
-from computeshare.training.recipe_process.channel import Channel
-from computeshare.training.recipe_process.connection import STEP_LIMIT_S, Connection
+from computeshare.training.recipe_process.channel import SocketChannel
+from computeshare.training.recipe_process.connection import STEP_LIMIT_S, ProcessConnection
 from computeshare.training.recipe_process.replica import RecipeReplica, walk
 from computeshare.training.recipe_process.shared_vectors import SharedVectors, allocate
-from computeshare.training.work_units import Compute, Trial
+from computeshare.training.work_units import Compute, SelfTest
 from computeshare.types import Kind, Precision, Vector, plain
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class RecipeFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProcessLimits:
     """What a recipe's process may take; `memory_bytes` of 0: `MEMORY_SHARE` of the machine's memory."""
 
     memory_bytes: int = 0
@@ -85,7 +85,9 @@ class RecipeProcess:
     It ends with the thread that opened it. Raises RecipeError from every method once the process has failed.
     """
 
-    def __init__(self, spec: JobSpec, files: RecipeFiles, device: str | None = None, limits: Limits = Limits()) -> None:
+    def __init__(
+        self, spec: JobSpec, files: RecipeFiles, device: str | None = None, limits: ProcessLimits = ProcessLimits()
+    ) -> None:
         """Start the process; it imports the recipe at the first request.
 
         Raises: RecipeError: the files are not the recipe that the specification names. Unconfined.
@@ -119,7 +121,7 @@ class RecipeProcess:
         own.mkdir()
         files.bundle.write(self._recipe)
         ours, theirs = socket.socketpair()
-        channel, descriptor = Channel(ours), allocate(self._layout)
+        channel, descriptor = SocketChannel(ours), allocate(self._layout)
         self._closing.callback(channel.close)
         package = packages.folder_of(files.bundle.package) if files.bundle.package else None
         memory_bytes = self._limits.memory_bytes or int(MEMORY_SHARE * machine_bytes())
@@ -141,7 +143,7 @@ class RecipeProcess:
             os.close(descriptor)
         self._ending = _Ending(process, watch(process, memory_bytes, scratch=own))
         self._closing.callback(self._ending.end)
-        self._connection = Connection(channel, self._ending, self._limits.step_s)
+        self._connection = ProcessConnection(channel, self._ending, self._limits.step_s)
 
     @property
     def layout(self) -> Layout:
@@ -181,10 +183,10 @@ class RecipeProcess:
         self._parts.add(part)
         return self
 
-    def test(self) -> Trial:
+    def test(self) -> SelfTest:
         told, _ = self._connection.ask(messages.Test(), messages.Tested)
         self._memory.hear(told.memory)
-        return Trial(told.error, told.seconds, told.saved_bytes, plain(told.trouble))
+        return SelfTest(told.error, told.seconds, told.saved_bytes, plain(told.trouble))
 
     def saved_bytes_in_bfloat16(self) -> int:
         return self._connection.ask(messages.MeasureSaved(), messages.Number)[0].value

@@ -8,7 +8,7 @@ from computeshare.errors import Interrupted, RecipeError
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.training.recipe_process import messages
-from computeshare.training.recipe_process.connection import Connection
+from computeshare.training.recipe_process.connection import ProcessConnection
 from computeshare.training.recipe_process.shared_vectors import SharedVectors
 from computeshare.training.work_units import Compilation, Take, Update
 from computeshare.types import Blob, Precision, Vector
@@ -22,7 +22,7 @@ class RecipeReplica:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ProcessConnection,
         shared: SharedVectors,
         layout: Layout,
         plan: Plan,
@@ -87,7 +87,9 @@ class RecipeReplica:
         self._connection.ask(messages.Restore(), messages.Done, body=[state])
 
 
-def walk(connection: Connection, shared: SharedVectors, micro_batches: Sequence[int], precision: Precision) -> Update:
+def walk(
+    connection: ProcessConnection, shared: SharedVectors, micro_batches: Sequence[int], precision: Precision
+) -> Update:
     """Compute micro-batches with the trial's model in a precision."""
     request = messages.Walk(precision=precision, micro_batches=tuple(micro_batches))
     told, _ = connection.ask(request, messages.Computed, steps=len(micro_batches))

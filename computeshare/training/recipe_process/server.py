@@ -26,13 +26,13 @@ from computeshare.tasks import metrics
 from computeshare.tasks.base import Batch, Indices, Part, Split, SplitName, Task, TaskInstance
 from computeshare.tasks.modules import frozen_digest
 from computeshare.tasks.recipes.functions import load, told
-from computeshare.tasks.recipes.task import RecipeTask, Scores
+from computeshare.tasks.recipes.task import RecipeTask, ScoreFacts
 from computeshare.tensors.layout import Layout
 from computeshare.training import devices
 from computeshare.training.computation import LocalComputation, choose_device
 from computeshare.training.memory import DeviceMemory, peak_bytes
 from computeshare.training.recipe_process import messages
-from computeshare.training.recipe_process.channel import Channel, Closed
+from computeshare.training.recipe_process.channel import Closed, SocketChannel
 from computeshare.training.recipe_process.shared_vectors import SharedVectors
 from computeshare.training.work_units import AnyReplica, Compute, Update
 from computeshare.types import Blob, Precision, Vector
@@ -51,13 +51,13 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def connected(descriptor: int) -> Iterator[Channel]:
+def connected(descriptor: int) -> Iterator[SocketChannel]:
     """The channel to the other side; this process ends when that is gone."""
     end = socket.socket(fileno=descriptor)
     threading.Thread(target=_end_with, args=(end,), daemon=True).start()
     keep_freed_memory()
     with contextlib.suppress(Closed):
-        yield Channel(end, None)
+        yield SocketChannel(end, None)
 
 
 def _end_with(end: socket.socket) -> None:
@@ -68,7 +68,7 @@ def _end_with(end: socket.socket) -> None:
     os._exit(70)
 
 
-def _serve(channel: Channel, opening: messages.Open, memory: int) -> None:
+def _serve(channel: SocketChannel, opening: messages.Open, memory: int) -> None:
     server: Server | None = None
     request, body = opening, b""
     while True:
@@ -99,7 +99,7 @@ class Server:
         task: Task,
         device: torch.device,
         shared: SharedVectors,
-        out: Channel,
+        out: SocketChannel,
         instances: Mapping[Part, TaskInstance] | None = None,
     ) -> None:
         """`instances`: those that are open already."""
@@ -125,7 +125,7 @@ class Server:
         }
 
     @classmethod
-    def start(cls, opening: messages.Open, shared: SharedVectors, out: Channel) -> "Server":
+    def start(cls, opening: messages.Open, shared: SharedVectors, out: SocketChannel) -> "Server":
         """Import the recipe. Raises RecipeError."""
         spec = JobSpec.model_validate_json(opening.spec)
         device = choose_device(spec, opening.device)
@@ -169,7 +169,7 @@ class Server:
             {"device": described, "device_type": kind, "kind": devices.kind(self.device), "memory": self.memory()}
         )
 
-    def _check_scores(self, facts: RecipeFacts, found: Scores) -> None:
+    def _check_scores(self, facts: RecipeFacts, found: ScoreFacts) -> None:
         """Raises RecipeError: the recipe's versions are scored otherwise than the facts say."""
         for name, here in found._asdict().items():
             there = getattr(facts, name)

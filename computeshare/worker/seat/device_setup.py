@@ -13,7 +13,7 @@ from computeshare.tasks.recipes import requirements
 from computeshare.tasks.recipes.bundle import Bundle
 from computeshare.training import devices
 from computeshare.training.device_group.group import GroupComputation
-from computeshare.training.recipe_process.process import Limits, Part, RecipeFiles, RecipeProcess
+from computeshare.training.recipe_process.process import Part, ProcessLimits, RecipeFiles, RecipeProcess
 
 if TYPE_CHECKING:
     from computeshare.training.computation import LocalComputation
@@ -33,7 +33,7 @@ def open_recipe(
     store = BundleStore(settings.bundles_dir)
     data = store.open_files(spec.data.bundle) if spec.data else None
     files = RecipeFiles(recipe, store.open_files(spec.recipe_facts.initial), data)
-    limits = Limits(allowed_bytes(settings.max_memory), settings.step_limit, unconfined=settings.unconfined)
+    limits = ProcessLimits(allowed_bytes(settings.max_memory), settings.step_limit, unconfined=settings.unconfined)
     process = RecipeProcess(spec, files, device, limits)
     try:
         return process.open(part)

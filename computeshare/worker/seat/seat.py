@@ -17,7 +17,7 @@ import structlog
 from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
-from computeshare.bundles.exchange import Fetched
+from computeshare.bundles.exchange import FetchedPieces
 from computeshare.codecs.messages import UpdateEncoder, feedback_of, in_parts
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import ArtifactError, CodecError, Fenced, Interrupted, JobGone, RecipeError, SpecError, Unfit
@@ -55,7 +55,7 @@ from computeshare.worker.seat.progress_pipe import SeatProgress, Teller
 from computeshare.worker.seat.seat_loop import ASKED, SeatLoop, SeatStatus
 from computeshare.worker.seat.seat_setup import SeatMemory, test_device, trial_precisions
 from computeshare.worker.seat.update_sender import UpdateQueue
-from computeshare.worker.seat.weights_receiver import Inbox
+from computeshare.worker.seat.weights_receiver import WeightsReceiver
 
 ASK_AGAIN_S = 0.5
 """Seconds between checks that the codecs have been chosen."""
@@ -231,7 +231,7 @@ class SeatSession:
         overlaps = self.spec.strategy.overlaps
         drafts = self._drafts(layout)
         into, kept = (None, KEPT) if overlaps else (devices.room, 1)
-        inbox = Inbox(self.session, codecs.down, layout, into, drafts, kept)
+        inbox = WeightsReceiver(self.session, codecs.down, layout, into, drafts, kept)
         self.status.is_loaded = True
         self.teller.tell()  # from here on the worker lets the seat finish its work
         about = {"kind": kind_with(kind, devices), "memory_bytes": memory.needed_bytes}
@@ -263,7 +263,7 @@ class SeatSession:
         reader = DraftReader(WorkerSession(self.redis, self.seat.job, self.seat.worker, self.session.session_id, wires))
         return reader
 
-    def _overlapping(self, inbox: Inbox, encoder: UpdateEncoder) -> tuple[VersionReader, Uploads]:
+    def _overlapping(self, inbox: WeightsReceiver, encoder: UpdateEncoder) -> tuple[VersionReader, Uploads]:
         """What reads versions and sends updates while the seat computes, each over connections of its own."""
         versions: VersionReader
         uploads: Uploads
@@ -396,7 +396,7 @@ class SeatSession:
         """This seat's progress, for the worker's display."""
         status = self.status
         state = ("working" if status.is_working else "waiting") if status.is_loaded else "loading"
-        files = status.fetched or Fetched(0, 0, 0, 0)
+        files = status.fetched or FetchedPieces(0, 0, 0, 0)
         moved = files.bytes_sent, files.bytes_received
         for wires in (self.wires, *self.others):
             moved = moved[0] + wires.bytes_sent, moved[1] + wires.bytes_received
@@ -406,7 +406,7 @@ class SeatSession:
         units, stopped = (devices.units, sorted(devices.stopped)) if devices else ((), ())
         return SeatProgress(state, *about, *moved, *lacking, tuple(units), tuple(stopped))
 
-    def _tell_fetched(self, now: Fetched) -> None:
+    def _tell_fetched(self, now: FetchedPieces) -> None:
         self.status.fetched = now
 
     def _goes_on(self) -> bool:

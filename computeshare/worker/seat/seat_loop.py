@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from computeshare.bundles.exchange import Fetched
+from computeshare.bundles.exchange import FetchedPieces
 from computeshare.codecs.feedback import Feedback
 from computeshare.errors import CodecError, Interrupted, JobGone
 from computeshare.jobspec.spec import JobSpec
@@ -53,12 +53,12 @@ class SeatStatus:
     """Whether the seat computes or sends updates."""
     version: int = 0
     samples: int = 0
-    fetched: Fetched | None = None
+    fetched: FetchedPieces | None = None
     """How far the seat has come with the files that the job needs; None: it fetched none."""
 
 
-class News(Protocol):
-    """Weights that come with the notice of their version, as `Inbox` decodes them."""
+class WeightsNews(Protocol):
+    """Weights that come with the notice of their version, as `WeightsReceiver` decodes them."""
 
     parts: int
 
@@ -66,12 +66,12 @@ class News(Protocol):
 
 
 class Versions(Protocol):
-    """Where the weights of versions come from, as `Inbox`."""
+    """Where the weights of versions come from, as `WeightsReceiver`."""
 
     bytes: int
 
     @property
-    def news(self) -> News | None:
+    def news(self) -> WeightsNews | None:
         """What decodes weights that come with a notice; None: they are read from the broker."""
 
     def pull(self, token: str) -> tuple[Weights | None, Grant]: ...

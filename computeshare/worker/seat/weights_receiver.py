@@ -13,7 +13,7 @@ from computeshare.types import Blob, Vector
 from computeshare.worker.seat.drafts.draft_reader import DraftReader
 
 
-class Inbox:
+class WeightsReceiver:
     """Reads and decodes the versions of one job; keeps the last weights if versions are published as differences.
 
     Each version is compared with the digest in its token: large weights by a thread while the worker computes on them,
@@ -55,7 +55,7 @@ class Inbox:
         """Bytes received, those of drafts that were given up included."""
 
     @property
-    def news(self) -> "Inbox | None":
+    def news(self) -> "WeightsReceiver | None":
         """This inbox, if weights are small enough to come with the notice of their version."""
         return self if self._is_news else None
 

@@ -13,7 +13,7 @@ from redis.exceptions import OutOfMemoryError
 from computeshare.codecs import frame
 from computeshare.codecs.registry import EXACT
 from computeshare.errors import CodecError, Interrupted
-from computeshare.pipeline.chains.mail import DONE, ORDER, ChainMail, Inbox, Letter, Outbox
+from computeshare.pipeline.chains.mail import DONE, ORDER, ChainMail, Letter, LetterInbox, LetterOutbox
 from computeshare.pipeline.chains.placement import MALFORMED, Held
 from computeshare.pipeline.chains.stage_weights import StageParts
 from computeshare.pipeline.stage_replica import StageReplica, StageUpdate
@@ -40,7 +40,7 @@ def _count(number: Any) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class LeaderOrder:
     """A leader's order to the others of its chain: compute your stages of a unit, on a version."""
 
     placement: int
@@ -52,7 +52,7 @@ class Order:
         return json.dumps([self.placement, self.leader, self.token, self.unit]).encode()
 
     @classmethod
-    def parse(cls, body: Blob) -> "Order":
+    def parse(cls, body: Blob) -> "LeaderOrder":
         """Raises CodecError: `body` is not a valid order."""
         try:
             placement, leader, token, unit = json.loads(bytes(body))
@@ -61,7 +61,7 @@ class Order:
             raise CodecError("a leader's order is malformed") from error
 
     @classmethod
-    def of(cls, letter: Letter) -> "Order":
+    def of(cls, letter: Letter) -> "LeaderOrder":
         """The order in a letter. Raises CodecError: it is not valid, or of another placement than the letter's turn."""
         order = cls.parse(letter.body)
         if letter.turn >> TURN_BITS != order.placement:
@@ -70,7 +70,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class StageShare:
     """What a worker of a chain did for a unit; `sent_bytes` it has sent as its part of the update."""
 
     worker: str
@@ -83,7 +83,7 @@ class Share:
     sent_bytes: int = 0
 
     @classmethod
-    def of(cls, held: Held, updates: Sequence[StageUpdate], memory_bytes: int, sent: int = 0) -> "Share":
+    def of(cls, held: Held, updates: Sequence[StageUpdate], memory_bytes: int, sent: int = 0) -> "StageShare":
         """From the updates of the stages that a worker holds."""
         losses = [one.loss for one in updates if one.loss is not None]
         busy_s = round(sum(one.busy_s for one in updates), 6)
@@ -97,7 +97,7 @@ class Share:
         return frame.join([json.dumps(fields).encode(), EXACT.encode(buffers)])
 
     @classmethod
-    def parse(cls, body: Blob, buffers: int) -> "tuple[Share, Vector]":
+    def parse(cls, body: Blob, buffers: int) -> "tuple[StageShare, Vector]":
         """Raises CodecError: it is malformed, or has another number of `buffers`."""
         about, values = frame.split(body, 2)
         try:
@@ -120,8 +120,8 @@ class ChainReplica:
     chain: Sequence[Held]
     own: StageReplica
     parts: Mapping[Held, StageParts]
-    inbox: Inbox
-    outbox: Outbox
+    inbox: LetterInbox
+    outbox: LetterOutbox
     queue: UpdateQueue
     token: Callable[[], str]
     """Of the version that was loaded last."""
@@ -131,7 +131,7 @@ class ChainReplica:
     """Hands the lease on a unit back."""
     turns: Iterator[int]
     """Rising numbers, one for each attempt of this seat."""
-    shares: list[Share] = field(default_factory=list)
+    shares: list[StageShare] = field(default_factory=list)
     """Of the last unit, in the chain's order."""
     kept: None = None
     room: None = None
@@ -154,7 +154,7 @@ class ChainReplica:
         turn = (self.placement << TURN_BITS) + next(self.turns)
         self.inbox.begin(turn)
         self.queue.share(unit)
-        order = Order(self.placement, leader.worker, self.token(), unit).dump()
+        order = LeaderOrder(self.placement, leader.worker, self.token(), unit).dump()
 
         def wanted() -> bool:
             return goes_on() and not self.recalled()
@@ -164,13 +164,13 @@ class ChainReplica:
             for one in others:
                 self.outbox.send(one.session, Letter(attempt, turn, one.first, ORDER, order))
             updates = self.own.compute(unit, mail, wanted, take)
-            self.shares = [Share.of(leader, updates, self.memory_bytes())]
+            self.shares = [StageShare.of(leader, updates, self.memory_bytes())]
             buffers = self._buffers.copy()
             own = self.parts[leader]
             own.put_buffers(buffers, own.joined_buffers([one.buffers for one in updates]))
             for one in others:
                 parts = self.parts[one]
-                share, values = Share.parse(mail.receive(0, f"{DONE}{one.first}"), parts.buffer_count)
+                share, values = StageShare.parse(mail.receive(0, f"{DONE}{one.first}"), parts.buffer_count)
                 parts.put_buffers(buffers, values)
                 self.queue.arrived(unit, parts.own, share.sent_bytes + share.mail_bytes)
                 self.shares.append(share)

@@ -14,9 +14,9 @@ from redis.exceptions import OutOfMemoryError
 from computeshare.codecs.messages import UpdateEncoder
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import CodecError, Interrupted
-from computeshare.pipeline.chains.mail import DONE, FAILED, ChainMail, Inbox, Letter, Outbox
+from computeshare.pipeline.chains.mail import DONE, FAILED, ChainMail, Letter, LetterInbox, LetterOutbox
 from computeshare.pipeline.chains.membership import EVERY_S, Membership
-from computeshare.pipeline.chains.placement import Held, Member, Placement
+from computeshare.pipeline.chains.placement import Held, Placement, StageWorker
 from computeshare.pipeline.chains.speed_trial import TrialMail, measured_rate, smallest
 from computeshare.pipeline.chains.stage_needs import needs, works_of
 from computeshare.pipeline.chains.stage_weights import StageParts, StageVersions
@@ -31,7 +31,7 @@ from computeshare.worker.seat.lease_keeper import LeaseKeeper
 from computeshare.worker.seat.seat_loop import ASKED, SeatLoop, SeatStatus
 from computeshare.worker.seat.seat_setup import SeatMemory
 from computeshare.worker.seat.update_sender import UpdateQueue
-from computeshare.worker.stages.chain_replica import ChainReplica, Order, Share
+from computeshare.worker.stages.chain_replica import ChainReplica, LeaderOrder, StageShare
 from computeshare.worker.stages.stage_setup import StageSetup
 
 SMOOTH = 0.5
@@ -61,7 +61,7 @@ def join_members(
     redis: Redis, session: WorkerSession, setup: StageSetup, memory: SeatMemory, stop: threading.Event
 ) -> Membership:
     """The membership of a session that has joined."""
-    spec, own = setup.spec, Member(session.worker_id, session.session_id, memory.room_bytes)
+    spec, own = setup.spec, StageWorker(session.worker_id, session.session_id, memory.room_bytes)
     needed = needs(setup.stages, setup.staging, spec.plan)
     return Membership(redis, session.keys.job_id, own, needed, spec.plan.units_per_round, stop)
 
@@ -73,8 +73,8 @@ class StageLoop:
         self.seat = seat
         keys, own = seat.session.keys, seat.session.session_id
         self._inbox, self._outbox = (
-            Inbox(seat.redis, keys.mail(own), seat.wires),
-            Outbox(seat.redis, keys.mail, seat.mail),
+            LetterInbox(seat.redis, keys.mail(own), seat.wires),
+            LetterOutbox(seat.redis, keys.mail, seat.mail),
         )
         self._codecs = seat.setup.spec.codecs
         self._turns = itertools.count(1)
@@ -187,11 +187,11 @@ class StageLoop:
         """Compute the own stages of the units that the leader orders, while the placement holds."""
         own = next(one for one in chain if one.session == self.seat.membership.own.session)
         parts, replica, versions = self._hold(own.stages)
-        follower = Follower(self.seat, chain, own, parts, replica, self._inbox, self._outbox, recall)
+        follower = StageFollower(self.seat, chain, own, parts, replica, self._inbox, self._outbox, recall)
         encoder = self._encoder()
         while letter := self._inbox.order(lambda: not recall.is_set()):
             try:
-                order = Order.of(letter)
+                order = LeaderOrder.of(letter)
             except CodecError as error:  # no leader waits for an answer to it
                 log.warning("order dropped", job=self.seat.session.keys.job_id, error=str(error))
                 continue
@@ -215,7 +215,7 @@ class StageLoop:
         membership.own = replace(membership.own, rate=before + SMOOTH * (rate - before))
 
 
-class Follower:
+class StageFollower:
     """A worker of a chain that another one leads, for as long as a placement holds."""
 
     def __init__(
@@ -225,8 +225,8 @@ class Follower:
         own: Held,
         parts: StageParts,
         replica: StageReplica,
-        inbox: Inbox,
-        outbox: Outbox,
+        inbox: LetterInbox,
+        outbox: LetterOutbox,
         recall: threading.Event,
     ) -> None:
         self._seat, self._chain, self._own = seat, chain, own
@@ -235,7 +235,7 @@ class Follower:
         self._loaded, self._doubted = "", ""
 
     def answer(
-        self, letter: Letter, order: Order, versions: StageVersions, encoder: UpdateEncoder
+        self, letter: Letter, order: LeaderOrder, versions: StageVersions, encoder: UpdateEncoder
     ) -> list[StageUpdate] | None:
         """Compute the stages of a unit, send their part of the update, and report to the leader; None: it was called
         off, or the version cannot be had, of which the leader is told.
@@ -248,7 +248,7 @@ class Follower:
                 return None
             updates, sent = self._compute(letter, order, encoder)
             self._outbox.settle()
-            share = Share.of(self._own, updates, seat.memory.peak_bytes(), sent)
+            share = StageShare.of(self._own, updates, seat.memory.peak_bytes(), sent)
             buffers = self._parts.joined_buffers([one.buffers for one in updates])
             done = replace(letter, stage=0, tag=f"{DONE}{self._own.first}", body=share.dump(buffers))
             self._outbox.tell(self._chain[0].session, done)
@@ -289,7 +289,7 @@ class Follower:
         self._loaded = token
         return True
 
-    def _compute(self, letter: Letter, order: Order, encoder: UpdateEncoder) -> tuple[list[StageUpdate], int]:
+    def _compute(self, letter: Letter, order: LeaderOrder, encoder: UpdateEncoder) -> tuple[list[StageUpdate], int]:
         """The updates of the own stages, whose buckets are being sent, and the number of bytes of those."""
         keys, plan = self._seat.session.keys, self._seat.setup.spec.plan
         key, seed, sent = (

@@ -15,7 +15,7 @@ from computeshare.client.api.models import Problem
 from computeshare.errors import DatasetError
 from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
-from computeshare.tasks.images.datasets.splits import Split
+from computeshare.tasks.images.datasets.splits import ImageSplit
 from computeshare.tasks.registry import task_of
 from tests.support.own_images import make_images
 from tests.support.served_api import serving
@@ -51,7 +51,7 @@ def test_images_are_added_and_a_job_gets_their_facts(session: ComputeShare, sett
     assert session.datasets.show("birds")["jobs"] == [job.id]
     task = task_of(JobSpec.model_validate(job.spec), BundleStore(settings.bundles_dir))
     split = task.open("train", Path())
-    assert isinstance(split, Split)
+    assert isinstance(split, ImageSplit)
     batch, labels = split.batch(np.arange(36), np.arange(36, dtype=np.uint64))
     assert batch.shape == (36, 3, 16, 16)
     assert sorted(labels.tolist()) == [0] * 18 + [1] * 18

@@ -21,7 +21,7 @@ from bench.split_model import Cut, SplitModel, task_with
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import CodecError, Interrupted
 from computeshare.pipeline.chains import membership
-from computeshare.pipeline.chains.mail import LIFE_S, ChainMail, Inbox, Letter, Outbox
+from computeshare.pipeline.chains.mail import LIFE_S, ChainMail, Letter, LetterInbox, LetterOutbox
 from computeshare.pipeline.chains.membership import Membership
 from computeshare.pipeline.chains.placement import Held, Placement, successor
 from computeshare.pipeline.chains.stage_weights import StageParts, StageVersions
@@ -32,7 +32,7 @@ from computeshare.transport.wire import Wires
 from computeshare.worker.seat.lease_keeper import LeaseKeeper
 from computeshare.worker.seat.seat_loop import SeatStatus
 from computeshare.worker.seat.seat_setup import SeatMemory
-from computeshare.worker.stages.chain_replica import TURN_BITS, Order
+from computeshare.worker.stages.chain_replica import TURN_BITS, LeaderOrder
 from computeshare.worker.stages.stage_loop import StageLoop, StageSeat, join_members
 from computeshare.worker.stages.stage_setup import StageSetup, await_stages, open_stages
 from tests.support.chain_runs import FIELDS, PIPELINE, ROUNDS, Run, digests, losses
@@ -156,7 +156,7 @@ def test_a_new_placement_ends_the_wait_for_a_message(start: Callable[..., Job], 
     _, recall = one.current
     key = job.store.keys.mail(one.own.session)
     redis.unlink(key)
-    inbox = Inbox(redis, key)
+    inbox = LetterInbox(redis, key)
     (two,) = members_of(job, setup, "two")
     two.look()
     one.look()
@@ -207,14 +207,14 @@ def test_a_stage_reads_its_own_part_of_a_version_and_notices_damage(start: Calla
     assert {*whole} == {one.name for one in setup.layout.tensors}
 
 
-def mailbox(redis: Redis, job_id: str, *letters: Letter) -> Inbox:
+def mailbox(redis: Redis, job_id: str, *letters: Letter) -> LetterInbox:
     """A session's messages, after these were sent."""
     keys = JobKeys(job_id)
-    outbox = Outbox(redis, keys.mail)
+    outbox = LetterOutbox(redis, keys.mail)
     for letter in letters:
         outbox.send("s", letter)
     outbox.settle()
-    return Inbox(redis, keys.mail("s"))
+    return LetterInbox(redis, keys.mail("s"))
 
 
 def test_a_message_that_comes_twice_counts_once_and_an_earlier_turns_not_at_all(redis: Redis, job_id: str) -> None:
@@ -263,8 +263,8 @@ def test_a_worker_without_its_stages_weights_has_the_unit_called_off(redis: Redi
 
 def test_a_message_that_cannot_be_sent_ends_the_wait_for_its_answer(redis: Redis, job_id: str) -> None:
     keys, chain = JobKeys(job_id), (Held("here", "s", 0, 1), Held("there", "t", 1, 2))
-    outbox = Outbox(redis, keys.mail)
-    mail = ChainMail("now", 1, chain, chain[0], Inbox(redis, keys.mail("s")), outbox, lambda: True)
+    outbox = LetterOutbox(redis, keys.mail)
+    mail = ChainMail("now", 1, chain, chain[0], LetterInbox(redis, keys.mail("s")), outbox, lambda: True)
     redis.set(keys.mail("t"), "no stream")
     mail.send(1, "f0.0", b"value")
     with pytest.raises(ResponseError):
@@ -311,7 +311,7 @@ def test_messages_stay_as_long_as_their_reader_is_there(start: Callable[..., Job
     take_seat(session)
     members = join_members(redis, session, setup, SeatMemory(setup.spec, setup.memory, 0), threading.Event())
     key = job.store.keys.mail(session.session_id)
-    Outbox(redis, job.store.keys.mail).tell(session.session_id, Letter("now", 1, 0, "f1.0", b""))
+    LetterOutbox(redis, job.store.keys.mail).tell(session.session_id, Letter("now", 1, 0, "f1.0", b""))
     redis.expire(key, 5)
     members.look()
     assert LIFE_S - 5 < redis.ttl(key) <= LIFE_S
@@ -444,10 +444,10 @@ def test_an_order_that_is_none_ends_no_seat(start: Callable[..., Job], redis: Re
     session, state = loop.seat.session, job.store.read()
     chain = Held("leader", "its session", 0, 1), Held("follower", session.session_id, 1, 2)
     assert state is not None
-    mail = Outbox(redis, JobKeys(job.job_id).mail)
+    mail = LetterOutbox(redis, JobKeys(job.job_id).mail)
     garbage = body.replace("TOKEN", str(state.token)).encode()
     mail.tell(session.session_id, Letter("garbage", 1 << 62, 1, "order", garbage))
-    real = Order(2, "leader", str(state.token), 0).dump()
+    real = LeaderOrder(2, "leader", str(state.token), 0).dump()
     mail.tell(session.session_id, Letter("real", 2 << TURN_BITS, 1, "order", real))
     with capture_logs() as logs:
         loop._follow(Placement(1, (chain,)), chain, threading.Event())
@@ -507,10 +507,10 @@ def test_an_order_of_the_next_placement_waits_until_this_worker_has_heard_of_it(
     chain = Held("leader", "its session", 0, 1), Held("follower", session.session_id, 1, 2)
     state = job.store.read()
     assert state is not None
-    mail = Outbox(redis, JobKeys(job.job_id).mail)
+    mail = LetterOutbox(redis, JobKeys(job.job_id).mail)
     for number in (1, 3):
-        order = Order(number, "leader", str(state.token), 0).dump()
+        order = LeaderOrder(number, "leader", str(state.token), 0).dump()
         mail.tell(session.session_id, Letter(f"attempt {number}", number << TURN_BITS, 1, "order", order))
     loop._follow(Placement(2, (chain,)), chain, threading.Event())
     kept = loop._inbox.order(lambda: True)
-    assert kept and Order.parse(kept.body).placement == 3
+    assert kept and LeaderOrder.parse(kept.body).placement == 3

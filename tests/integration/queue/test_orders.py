@@ -9,7 +9,7 @@ import pytest
 import torch
 from redis import Redis
 
-from computeshare.jobspec.machine_needs import Machine
+from computeshare.jobspec.machine_needs import MachineFacts
 from computeshare.queue import Orders, give_orders, list_workers
 from computeshare.terminal.command import REMOVED
 from computeshare.training import devices
@@ -36,7 +36,7 @@ def test_a_worker_that_is_asked_to_leave_for_good_says_why_and_ends_with_a_code_
             wait_until(lambda: list_workers(own) or process.poll() is not None)
             (worker,) = list_workers(own)
             device = devices.describe(torch.device("cpu"))  # as in the jobs where it takes part
-            assert worker.machine == Machine(10**9, device, {"room": "attic", "floor": "2"})
+            assert worker.machine == MachineFacts(10**9, device, {"room": "attic", "floor": "2"})
             give_orders(own, {worker.id: Orders(dismissed="a user removed this worker")})
             _, said = process.communicate(timeout=30)
         finally:

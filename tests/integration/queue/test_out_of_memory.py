@@ -15,7 +15,7 @@ from redis.exceptions import OutOfMemoryError
 from api.database import Database
 from api.jobs.service import Jobs
 from api.projection.projector import Projector
-from api.publication.admission import BASE_BYTES, Memory, exhausted, no_room
+from api.publication.admission import BASE_BYTES, BrokerMemory, exhausted, no_room
 from api.scheduler.dispatcher import Dispatcher
 from computeshare.checkpoints.store import Artifacts
 from computeshare.jobspec.spec import JobSpec
@@ -60,25 +60,25 @@ def fill(redis: Redis, ballast: list[str] | None = None) -> list[str]:
 
 
 def test_a_job_is_let_in_only_where_its_most_fits_beside_the_others() -> None:
-    memory = Memory(used_bytes=50_000_000, limit_bytes=100_000_000)
+    memory = BrokerMemory(used_bytes=50_000_000, limit_bytes=100_000_000)
     assert no_room(40_000_000, 0, memory) is None
-    assert no_room(40_000_000, 0, Memory(90_000_000, 0)) is None  # no limit
+    assert no_room(40_000_000, 0, BrokerMemory(90_000_000, 0)) is None  # no limit
     said = str(no_room(60_000_000, 0, memory))
     assert "60.0 MB" in said and "50.0 MB of 100 MB are free" in said and "raise its maxmemory" in said
     assert no_room(40_000_000, 60_000_000, memory) is not None  # promised, though not taken yet
     assert "smaller job" in str(no_room(100_000_000 - BASE_BYTES + 1, 0, memory))
-    assert exhausted(memory) is None and "resumes once memory is free" in str(exhausted(Memory(100, 100)))
+    assert exhausted(memory) is None and "resumes once memory is free" in str(exhausted(BrokerMemory(100, 100)))
 
 
 def test_the_estimate_covers_what_a_job_really_takes(small: Redis, tmp_path: Path) -> None:
     spec = JobSpec.model_validate({**SPEC, "rounds": 5, "optimizer": {"name": "Adam", "lr": 0.01}})
-    before = Memory.of(small).used_bytes
+    before = BrokerMemory.of(small).used_bytes
     job_id = secrets.token_hex(4)
     RoundStore(small, job_id).publish(spec.model_dump_json())
     stop, peak = threading.Event(), 0
     threads = start(small, job_id, spec, tmp_path, stop)
     while RoundStore(small, job_id).status() != "finished":
-        peak = max(peak, Memory.of(small).used_bytes)
+        peak = max(peak, BrokerMemory.of(small).used_bytes)
     end(threads, stop)
     assert peak - before < spec.broker_bytes + BASE_BYTES
 
@@ -192,7 +192,7 @@ def test_a_job_in_mid_run_stands_still_and_goes_on_without_a_strike_or_a_lost_se
     try:
         wait_until(lambda: (state := store.read()) and state.version >= 10)
         ballast = fill(small)
-        wait_until(lambda: fill(small, ballast) and still(store) and exhausted(Memory.of(small)))
+        wait_until(lambda: fill(small, ballast) and still(store) and exhausted(BrokerMemory.of(small)))
         fill(small, ballast)
         dispatcher.step(small)
         assert "The broker is out of memory (2" in str(jobs.show(job).reason)

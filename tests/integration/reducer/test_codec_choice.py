@@ -10,7 +10,7 @@ from redis import Redis
 from api.projection.events.handlers import apply
 from api.projection.events.job_projection import JobProjection, JobState
 from api.projection.events.parser import StreamEvent
-from api.projection.rates import Rates
+from api.projection.rates import JobRates
 from computeshare.checkpoints.store import Artifacts
 from computeshare.codecs.measured_link import Coded, MeasuredLink
 from computeshare.errors import LostClaim
@@ -126,12 +126,12 @@ def test_the_control_plane_takes_the_choice_over_once(reducer: ReducerSession, t
     (event,) = events(reducer, "chosen")
     columns: dict[str, Any] = {"spec": SPEC.model_dump_json(), "rounds_total": SPEC.rounds_total, "chosen": None}
     state = JobState(reducer.job_id, SPEC.plan, columns)
-    apply(JobProjection(state, Rates()), StreamEvent("1-0", "chosen", 0, event))
+    apply(JobProjection(state, JobRates()), StreamEvent("1-0", "chosen", 0, event))
     assert JobSpec.model_validate_json(state["spec"]) == decided
     assert (state["rounds_total"], state.plan) == (decided.rounds_total, decided.plan)
     assert state["chosen"] == event["reason"]
     later = event | {"codec": {"up": "float32"}, "reason": "later"}
-    apply(JobProjection(state, Rates()), StreamEvent("2-0", "chosen", 0, later))
+    apply(JobProjection(state, JobRates()), StreamEvent("2-0", "chosen", 0, later))
     assert JobSpec.model_validate_json(state["spec"]) == decided and state["chosen"] == event["reason"]
     assert json.loads(state["spec"])["codec"] == {"up": "int8", "down": "int8"}
 
@@ -160,7 +160,7 @@ def test_the_precision_is_chosen_once_and_the_codecs_by_its_speed(
         assert (decided.codec, decided.plan.inner_steps) == (spec.codec, 3)
     columns: dict[str, Any] = {"spec": spec.model_dump_json(), "rounds_total": spec.rounds_total, "chosen": None}
     state = JobState(reducer.job_id, spec.plan, columns)
-    apply(JobProjection(state, Rates()), StreamEvent("1-0", "chosen", 0, events(reducer, "chosen")[0]))
+    apply(JobProjection(state, JobRates()), StreamEvent("1-0", "chosen", 0, events(reducer, "chosen")[0]))
     assert JobSpec.model_validate_json(state["spec"]) == decided
     assert state["chosen"].startswith("bfloat16, because the slowest worker takes 60 ms for a micro-batch in float32")
 

@@ -15,7 +15,7 @@ from computeshare.protocol.worker_session import Draft, WorkerSession
 from computeshare.reducer.drafts import round_draft
 from computeshare.tensors import layout
 from computeshare.worker.seat.drafts.draft_reader import DraftReader
-from computeshare.worker.seat.weights_receiver import Inbox
+from computeshare.worker.seat.weights_receiver import WeightsReceiver
 from tests.support.drafts import Follower, Sending, follow, leased
 from tests.support.job_reducer import ADAM, Job, spec_of
 from tests.support.wait import wait_until
@@ -271,7 +271,7 @@ def test_bytes_of_drafts_are_counted_once_and_also_where_they_are_given_up(
     hand = follow(job, "a")
     own = WorkerSession(job.redis, job.job_id, "a", hand.session.session_id)
     with DraftReader(own) as drafts:
-        inbox = Inbox(hand.session, "float32", hand.layout, drafts=drafts)
+        inbox = WeightsReceiver(hand.session, "float32", hand.layout, drafts=drafts)
         sending = Sending(hand, hand.pull())
         inbox.look_out(sending.token)
         sending.offer(3, 2)

@@ -11,7 +11,7 @@ import pytest
 from redis import Redis
 
 from bench import plain
-from computeshare.checkpoints.store import Artifacts, Manifest
+from computeshare.checkpoints.store import Artifacts, CheckpointManifest
 from computeshare.codecs.messages import encode_update
 from computeshare.errors import ArtifactError, Banned, Diverged, LostClaim
 from computeshare.protocol import channel, reducer_session
@@ -119,7 +119,7 @@ def test_a_late_reducer_that_computed_the_same_round_commits_nothing(
     assert state is not None and state.version == 1
 
 
-def last_manifest(job: Job) -> Manifest:
+def last_manifest(job: Job) -> CheckpointManifest:
     artifacts = Artifacts(job.root, job.job_id)
     return artifacts.manifest(artifacts.tokens()[-1])
 

@@ -8,7 +8,7 @@ import pytest
 from redis import Redis
 
 from computeshare.codecs import messages
-from computeshare.protocol.reducer_session import Step
+from computeshare.protocol.reducer_session import StoredStep
 from computeshare.reducer import recovery
 from computeshare.tensors import layout
 from computeshare.transport.connections import connect
@@ -40,7 +40,7 @@ def several_large_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "NEWS_BYTES", 0)
 
 
-def steps(job: Job) -> list[Step]:
+def steps(job: Job) -> list[StoredStep]:
     return job.reducer.session.steps()
 
 

@@ -17,7 +17,7 @@ from computeshare.tasks import modules
 from computeshare.tasks.base import TaskInstance
 from computeshare.tasks.images import models
 from computeshare.tasks.images.classification import ImageClassification, pixel_by_pixel
-from computeshare.tasks.images.datasets.splits import Split, open_split
+from computeshare.tasks.images.datasets.splits import ImageSplit, open_split
 from computeshare.tasks.metrics import score
 from computeshare.tensors.layout import Weights
 from computeshare.training.local_replica import LocalReplica
@@ -33,17 +33,17 @@ MOMENTUM = OptimizerSpec(name="SGD", lr=0.01, momentum=0.9)
 TOLERANCE = 1e-5  # at a rate of 0.01; at 0.02 rounding alone can grow to 4e-4, at 0.05 to 2e-2
 
 
-def instance_of(name: str, module: nn.Module, split: Split) -> TaskInstance:
+def instance_of(name: str, module: nn.Module, split: ImageSplit) -> TaskInstance:
     task = ImageClassification("digits", name, split.normalise.shape)
     return TaskInstance(task, module, modules.layout_of(module), split)
 
 
-def accuracy(name: str, weights: Weights, split: Split) -> float:
+def accuracy(name: str, weights: Weights, split: ImageSplit) -> float:
     module = models.build(name, split.normalise.shape, 10, 1)
     return score(instance_of(name, module, split), weights).metrics["accuracy"]
 
 
-def train(name: str, plan: Plan, split: Split, rounds: int, optimizer: OptimizerSpec) -> Weights:
+def train(name: str, plan: Plan, split: ImageSplit, rounds: int, optimizer: OptimizerSpec) -> Weights:
     """What a job does, without the processes: each micro-batch apart, their mean stepped on."""
     shape = split.normalise.shape
     module = models.build(name, shape, 10, 0)
@@ -63,7 +63,12 @@ def train(name: str, plan: Plan, split: Split, rounds: int, optimizer: Optimizer
 
 
 def train_local(
-    name: str, split: Split, strategy: LocalStrategy, epochs: int, seed: int, harm: Callable[[Vector], Vector] = np.copy
+    name: str,
+    split: ImageSplit,
+    strategy: LocalStrategy,
+    epochs: int,
+    seed: int,
+    harm: Callable[[Vector], Vector] = np.copy,
 ) -> Weights:
     """What a job of local SGD does, without the processes; `harm` is done to one replica of each round."""
     module = models.build(name, split.normalise.shape, 10, 0)
@@ -85,7 +90,7 @@ def train_local(
     return weights
 
 
-def plain(name: str, split: Split, batches: list[np.ndarray], seed_of: Callable[[int], int]) -> Weights:
+def plain(name: str, split: ImageSplit, batches: list[np.ndarray], seed_of: Callable[[int], int]) -> Weights:
     """The loop of every tutorial, on images that lie in memory as ours do: sixty steps make much of a last bit."""
     module = models.build(name, split.normalise.shape, 10, 0).train()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)

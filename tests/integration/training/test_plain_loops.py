@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 
 from computeshare.jobspec.spec import JobSpec
 from computeshare.tasks.base import TaskInstance
-from computeshare.tasks.images.datasets.splits import Split
+from computeshare.tasks.images.datasets.splits import ImageSplit
 from computeshare.tasks.modules import weights_of
 from computeshare.tasks.registry import task_of
 from computeshare.tensors.layout import Weights
@@ -73,7 +73,7 @@ def batches(spec: JobSpec, instance: TaskInstance) -> Iterable[tuple[Tensor, Ten
 
 def augmented(spec: JobSpec, instance: TaskInstance) -> Iterable[tuple[Tensor, Tensor]]:
     """The same batches, with each image cropped, mirrored and changed by RandAugment as torchvision does it."""
-    assert isinstance(instance.split, Split)
+    assert isinstance(instance.split, ImageSplit)
     for number in range(spec.rounds_total):
         changed, samples = [], spec.plan.indices(number)
         for sample, seed in zip(samples, spec.plan.sample_seeds(number).tolist(), strict=True):

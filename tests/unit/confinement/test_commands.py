@@ -8,8 +8,8 @@ import pytest
 from computeshare.confinement import bubblewrap, folders, seatbelt
 from computeshare.confinement.command import Bounds, confined
 from computeshare.confinement.kinds import LANDLOCK
-from computeshare.confinement.landlock import Access
-from computeshare.confinement.launcher import Order
+from computeshare.confinement.landlock import PathAccess
+from computeshare.confinement.launcher import LaunchOrder
 
 
 def test_bubblewrap_binds_what_is_readable_and_writes_in_one_place() -> None:
@@ -97,9 +97,9 @@ def test_outermost_drops_what_lies_below_another() -> None:
 
 
 def test_an_order_survives_its_way_to_the_launcher() -> None:
-    access = Access(("/usr",), ("/project",), ("/dev/null",), ("/scratch",))
-    for order in (Order(1, {"CORE": 0}, True, False, access), Order(0, {}, False, True, None)):
-        loaded = Order.loads(order.dumps())
+    access = PathAccess(("/usr",), ("/project",), ("/dev/null",), ("/scratch",))
+    for order in (LaunchOrder(1, {"CORE": 0}, True, False, access), LaunchOrder(0, {}, False, True, None)):
+        loaded = LaunchOrder.loads(order.dumps())
         assert loaded.dumps() == order.dumps() and type(loaded.access) is type(order.access)
 
 

@@ -6,11 +6,11 @@ import pytest
 from pydantic import ValidationError
 
 from computeshare.errors import SettingsError
-from computeshare.jobspec.machine_needs import Machine, Needs, need_texts, parse_labels, parse_need
+from computeshare.jobspec.machine_needs import MachineFacts, Needs, need_texts, parse_labels, parse_need
 from computeshare.jobspec.spec import JobSpec
 
-MAC = Machine(8_000_000_000, "mps", {"room": "attic"})
-PC = Machine(4_000_000_000, "cuda:1", {"room": "cellar", "floor": "-1"})
+MAC = MachineFacts(8_000_000_000, "mps", {"room": "attic"})
+PC = MachineFacts(4_000_000_000, "cuda:1", {"room": "cellar", "floor": "-1"})
 
 
 def needs(**fields: Any) -> Needs:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from computeshare.jobspec.quorum import Progress, bad_values, decide, largest_share, needed, tolerated
+from computeshare.jobspec.quorum import RoundProgress, bad_values, decide, largest_share, needed, tolerated
 
 
-def progress(received: int, waited_ms: float, deadline_ms: float = 100, total: int = 8) -> Progress:
-    return Progress(received, total, waited_ms, deadline_ms)
+def progress(received: int, waited_ms: float, deadline_ms: float = 100, total: int = 8) -> RoundProgress:
+    return RoundProgress(received, total, waited_ms, deadline_ms)
 
 
 @pytest.mark.parametrize("quorum", [0.5, 0.75, 1.0])

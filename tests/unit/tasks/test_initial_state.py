@@ -9,7 +9,7 @@ from computeshare.bundles.store import BundleStore
 from computeshare.errors import BundleError, RecipeError
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.recipe_facts import INITIAL
-from computeshare.tasks.initial_state import BuiltState, StoredState, initial_state_of
+from computeshare.tasks.initial_state import BuiltState, RecipeInitialState, initial_state_of
 from computeshare.tasks.modules import frozen_digest, layout_of, weights_of
 from computeshare.tasks.registry import task_of
 from tests.support.recipe_jobs import recipe_spec, stored_facts
@@ -21,11 +21,11 @@ def module() -> nn.Module:
     return built
 
 
-def stored(module: nn.Module, folder: Path) -> StoredState:
+def stored(module: nn.Module, folder: Path) -> RecipeInitialState:
     """The beginning of a job that trains the module, whose files are in a store."""
     store = BundleStore(folder)
     found = initial_state_of(recipe_spec(recipe_facts=stored_facts(module, store)), store)
-    assert isinstance(found, StoredState)
+    assert isinstance(found, RecipeInitialState)
     return found
 
 
@@ -48,7 +48,7 @@ def test_another_job_begins_from_its_seed(tmp_path: Path) -> None:
 
 def test_absent_and_damaged_initial_weights_are_told_with_what_to_do(tmp_path: Path) -> None:
     state = stored(module(), tmp_path)
-    assert isinstance(state, StoredState)
+    assert isinstance(state, RecipeInitialState)
     file = state.bundles.open_files(state.facts.initial) / INITIAL
     content = bytearray(file.read_bytes())
     content[-1] ^= 1  # still finite, and of the right size
@@ -67,4 +67,4 @@ def test_weights_of_another_module_are_refused(tmp_path: Path) -> None:
     state = stored(module(), tmp_path)
     facts = state.facts.model_copy(update={"tensors": state.facts.tensors[1:]})
     with pytest.raises(RecipeError, match=r"initial weights cannot be read: 1\.weight is missing, unknown, or"):
-        StoredState(facts, state.bundles).weights()
+        RecipeInitialState(facts, state.bundles).weights()

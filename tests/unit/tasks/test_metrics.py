@@ -12,7 +12,7 @@ from computeshare.tasks import metrics
 from computeshare.tasks.base import TaskInstance
 from computeshare.tasks.class_counts import count_classes
 from computeshare.tasks.images.classification import ImageClassification
-from computeshare.tasks.images.datasets.splits import Split
+from computeshare.tasks.images.datasets.splits import ImageSplit
 from computeshare.tasks.images.models import build
 from computeshare.tasks.images.transforms import Normaliser
 from computeshare.tasks.metrics import SplitScore
@@ -22,10 +22,10 @@ from computeshare.tensors.layout import Weights
 SHAPE = (1, 6, 6)
 
 
-def split(samples: int = 37) -> Split:
+def split(samples: int = 37) -> ImageSplit:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 17, (samples, *SHAPE), dtype=np.uint8)
-    return Split(images, rng.integers(0, 10, samples), Normaliser.build(SHAPE, 16.0, (0.5,), (0.25,)))
+    return ImageSplit(images, rng.integers(0, 10, samples), Normaliser.build(SHAPE, 16.0, (0.5,), (0.25,)))
 
 
 def score(module: nn.Module, weights: Weights, batch: int = 256, samples: int = 37) -> SplitScore:

@@ -21,7 +21,7 @@ from computeshare.strategies.base import Contributions
 from computeshare.strategies.local import LocalStrategy
 from computeshare.tasks.base import TaskInstance
 from computeshare.tasks.images.classification import ImageClassification, pixel_by_pixel
-from computeshare.tasks.images.datasets.splits import Split
+from computeshare.tasks.images.datasets.splits import ImageSplit
 from computeshare.tasks.images.models import build
 from computeshare.tasks.modules import layout_of, weights_of
 from computeshare.tensors.layout import Weights
@@ -45,7 +45,7 @@ def instance_of(module: nn.Module) -> TaskInstance:
     return TaskInstance(TASK, module, layout_of(module), split())
 
 
-def split() -> Split:
+def split() -> ImageSplit:
     return TASK.noise(PLAN.samples, 0)
 
 

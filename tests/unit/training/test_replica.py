@@ -14,7 +14,7 @@ from computeshare.errors import ShapeError
 from computeshare.jobspec.sampling_plan import Plan, Seeds
 from computeshare.tasks.base import Indices, TaskInstance
 from computeshare.tasks.images.classification import ImageClassification, pixel_by_pixel
-from computeshare.tasks.images.datasets.splits import Split
+from computeshare.tasks.images.datasets.splits import ImageSplit
 from computeshare.tasks.images.models import build
 from computeshare.tasks.modules import layout_of, weights_of
 from computeshare.tasks.recipes.functions import Functions
@@ -36,7 +36,7 @@ def instance_of(module: nn.Module) -> TaskInstance:
     return TaskInstance(TASK, module, layout_of(module), split())
 
 
-def split() -> Split:
+def split() -> ImageSplit:
     return TASK.noise(PLAN.samples, 0)
 
 

@@ -17,7 +17,7 @@ from redis.exceptions import (
 )
 
 from computeshare.errors import CodecError
-from computeshare.transport.resp import Replies
+from computeshare.transport.resp import ReplyParser
 
 EVERY_KIND = (
     b"+OK\r\n:-12\r\n$3\r\na\r\n\r\n$0\r\n\r\n$-1\r\n*-1\r\n*0\r\n*3\r\n:1\r\n*2\r\n$1\r\nx\r\n_\r\n+y\r\n"
@@ -28,7 +28,7 @@ VALUES = [b"OK", -12, b"a\r\n", b"", None, None, [], [1, [b"x", None], b"y"]]
 VALUES += [1.5, float("inf"), True, False, 12345678901234567890, b"abc", {b"k": 1, b"l": [2]}, [1, 2], {}]
 
 
-def fed(replies: Replies, data: bytes, sizes: Iterable[int]) -> Replies:
+def fed(replies: ReplyParser, data: bytes, sizes: Iterable[int]) -> ReplyParser:
     """Hand over `data` in pieces of these sizes, the last of which goes on."""
     at, size = 0, 1
     steps = iter(sizes)
@@ -42,8 +42,8 @@ def fed(replies: Replies, data: bytes, sizes: Iterable[int]) -> Replies:
     return replies
 
 
-def read(data: bytes, into: Sequence[memoryview | None], sizes: Iterable[int] = (1 << 20,)) -> Replies:
-    replies = Replies()
+def read(data: bytes, into: Sequence[memoryview | None], sizes: Iterable[int] = (1 << 20,)) -> ReplyParser:
+    replies = ReplyParser()
     replies.expect(into)
     return fed(replies, data, sizes)
 
@@ -159,7 +159,7 @@ def test_what_is_no_reply_is_refused(data: bytes) -> None:
 
 @given(st.binary(max_size=300), st.integers(1, 50))
 def test_no_bytes_do_worse_than_being_refused(data: bytes, size: int) -> None:
-    replies = Replies()
+    replies = ReplyParser()
     replies.expect([None, memoryview(bytearray(10))])
     try:
         fed(replies, data, [size])

@@ -18,7 +18,7 @@ Arguments = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
+class ImagesDefinition:
     """A data set: `shape` of an image; values are divided by `scale`, then normalised as (x - mean) / std by channel.
 
     Args:
@@ -78,13 +78,13 @@ def _colour(
     mean: tuple[float, ...] = _MEAN,
     std: tuple[float, ...] = _STD,
     **more: Any,
-) -> Definition:
-    return Definition(published, *sizes, classes, (3, side, side), mean, std, *arguments, **more)
+) -> ImagesDefinition:
+    return ImagesDefinition(published, *sizes, classes, (3, side, side), mean, std, *arguments, **more)
 
 
 def _photos(
     published: str, sizes: tuple[int, int], classes: int, arguments: _Pair, side: int = 224, **more: Any
-) -> Definition:
+) -> ImagesDefinition:
     """Colour images of different sizes."""
     return _colour(published, sizes, classes, side, arguments, varying=True, **more)
 
@@ -98,20 +98,20 @@ def _grey(
     mean: float = 0.5,
     std: float = 0.25,
     **more: Any,
-) -> Definition:
-    return Definition(published, *sizes, classes, (1, side, side), (mean,), (std,), *arguments, **more)
+) -> ImagesDefinition:
+    return ImagesDefinition(published, *sizes, classes, (1, side, side), (mean,), (std,), *arguments, **more)
 
 
-def _like_mnist(name: str, mean: float, std: float) -> Definition:
+def _like_mnist(name: str, mean: float, std: float) -> ImagesDefinition:
     return _grey(name, (60_000, 10_000), 10, 28, _BY_TRAIN, mean, std, files="idx", folder=f"{name}/raw")
 
 
-def _emnist(split: str, sizes: tuple[int, int], classes: int) -> Definition:
+def _emnist(split: str, sizes: tuple[int, int], classes: int) -> ImagesDefinition:
     arguments = ({"split": split, "train": True}, {"split": split, "train": False})
     return _grey("EMNIST", sizes, classes, 28, arguments, 0.1736, 0.3317)
 
 
-def _cifar(name: str, folder: str, classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Definition:
+def _cifar(name: str, folder: str, classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> ImagesDefinition:
     return _colour(name, (50_000, 10_000), classes, 32, _BY_TRAIN, mean, std, files="cifar", folder=folder)
 
 
@@ -120,8 +120,10 @@ def undivided(samples: int) -> tuple[int, int]:
     return samples - samples // 10, samples // 10
 
 
-DEFINITIONS: dict[str, Definition] = {
-    "digits": Definition("", 1437, 360, 10, (1, 8, 8), (0.3053,), (0.3760,), {}, None, scale=16.0, files="digits"),
+DEFINITIONS: dict[str, ImagesDefinition] = {
+    "digits": ImagesDefinition(
+        "", 1437, 360, 10, (1, 8, 8), (0.3053,), (0.3760,), {}, None, scale=16.0, files="digits"
+    ),
     "mnist": _like_mnist("MNIST", 0.1307, 0.3081),
     "fashion-mnist": _like_mnist("FashionMNIST", 0.2860, 0.3530),
     "kmnist": _like_mnist("KMNIST", 0.1918, 0.3483),
@@ -143,7 +145,7 @@ DEFINITIONS: dict[str, Definition] = {
     "eurosat": _colour("EuroSAT", undivided(27_000), 10, 64, ({}, None)),
     "pcam": _colour("PCAM", (262_144, 32_768), 2, 96, _by_split(), requires=("gdown", "h5py")),
     "renderedsst2": _colour("RenderedSST2", (6_920, 1_821), 2, 448, _by_split()),
-    "clevrclassification": Definition(
+    "clevrclassification": ImagesDefinition(
         "CLEVRClassification", 70_000, 15_000, 11, (3, 320, 480), _MEAN, _STD, *_by_split(test="val")
     ),
     "gtsrb": _photos("GTSRB", (26_640, 12_630), 43, _by_split(), side=32),
@@ -170,20 +172,20 @@ DEFINITIONS: dict[str, Definition] = {
 }
 
 
-def of_hub(name: str, args: HubArgs) -> Definition:
+def of_hub(name: str, args: HubArgs) -> ImagesDefinition:
     """A data set of Hugging Face whose facts are known."""
     assert args.facts is not None
     facts, told = args.facts, args.model_dump(mode="json")
     mean, std = (_MEAN, _STD) if facts.shape[0] == 3 else ((0.5,), (0.25,))
     sizes, pair = (facts.train, facts.test, len(facts.classes)), (told, told if args.test_split else None)
-    return Definition(name, *sizes, facts.shape, mean, std, *pair, varying=True)
+    return ImagesDefinition(name, *sizes, facts.shape, mean, std, *pair, varying=True)
 
 
-def of_own(name: str, facts: DatasetFacts) -> Definition:
+def of_own(name: str, facts: DatasetFacts) -> ImagesDefinition:
     """A data set that a user added; its images were resized when they were prepared."""
     entry = entry_of(facts)
     sizes = entry.train, entry.test, entry.classes
-    return Definition(name, *sizes, entry.shape, facts.mean, facts.std, {}, None, files="own")
+    return ImagesDefinition(name, *sizes, entry.shape, facts.mean, facts.std, {}, None, files="own")
 
 
 _FLOW = "it has pairs of images and the motion or depth between them, not one label per image"

@@ -1,6 +1,6 @@
 """`python -m computeshare.tasks.images.datasets.reference` prints the documentation's page docs/datasets.md."""
 
-from computeshare.tasks.images.datasets.definitions import DEFINITIONS, NOT_OFFERED, Definition
+from computeshare.tasks.images.datasets.definitions import DEFINITIONS, NOT_OFFERED, ImagesDefinition
 
 _HEAD = """# Data sets
 
@@ -114,7 +114,7 @@ The classes of `torchvision.datasets` that a job cannot name, and why:
 """
 
 
-def _row(name: str, one: Definition) -> str:
+def _row(name: str, one: ImagesDefinition) -> str:
     shape = "x".join(map(str, one.shape))
     cells = (
         f"`{name}`",
@@ -128,7 +128,7 @@ def _row(name: str, one: Definition) -> str:
     return f"| {' | '.join(cells)} |".replace("|  |", "| |")
 
 
-def _splits(one: Definition) -> str:
+def _splits(one: ImagesDefinition) -> str:
     """The class with what selects the training and the test split."""
     if not one.published:
         return "(comes with scikit-learn)"
@@ -137,7 +137,7 @@ def _splits(one: Definition) -> str:
     return f"`{one.published}({train})`" + (f", `({test})`" if test else "")
 
 
-def _remark(name: str, one: Definition) -> str:
+def _remark(name: str, one: ImagesDefinition) -> str:
     remarks = [
         "10 % test" if one.published and one.test_arguments is None else "",
         "copy the files there yourself" if one.by_hand else "",

@@ -23,7 +23,7 @@ from computeshare.jobspec.sampling_plan import Seeds, permutation
 from computeshare.jobspec.tasks.hugging_face import HubArgs
 from computeshare.tasks.images import augmentation
 from computeshare.tasks.images.datasets import cifar, definitions, hugging_face, idx, prepared, torchvision_sets
-from computeshare.tasks.images.datasets.definitions import DEFINITIONS, SPLITS, Definition, SplitName
+from computeshare.tasks.images.datasets.definitions import DEFINITIONS, SPLITS, ImagesDefinition, SplitName
 from computeshare.tasks.images.transforms import Normaliser, Shape
 from computeshare.tasks.own.files import IMAGES, OwnData
 
@@ -35,7 +35,7 @@ _DECODER = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class ImageSplit:
     """One split: raw `images` (n, c, h, w) uint8, `labels` (n,) int64, the normalisation of its batches, and the
     transformations of `augmentation` that training applies before.
     """
@@ -67,7 +67,7 @@ def open_split(
     shape: Shape,
     augment: Sequence[str] = (),
     hub: HubArgs | None = None,
-) -> Split:
+) -> ImageSplit:
     """Open a split whose files exist (see `prepare`).
 
     Args:
@@ -75,7 +75,7 @@ def open_split(
         split: 'train' or 'test'.
         data_dir: folder of the data sets, in torchvision's layout.
         shape: channels, height and width of the images to return; images of another shape are fitted to it.
-        augment: as in `Split`.
+        augment: as in `ImageSplit`.
         hub: of a data set of Hugging Face.
     Raises: DatasetError: a file is missing, damaged or does not match the catalog.
     """
@@ -86,7 +86,7 @@ def open_split(
     return _checked(found, definition, split, images, labels, shape, augment, "so that they are downloaded again")
 
 
-def open_own(name: str, own: OwnData, split: SplitName, shape: Shape, augment: Sequence[str]) -> Split:
+def open_own(name: str, own: OwnData, split: SplitName, shape: Shape, augment: Sequence[str]) -> ImageSplit:
     """Open a split of a data set that a user added. Args, raises: as `open_split`."""
     images, labels = prepared.read(own.path(split, IMAGES))
     found, remedy = f"{name}'s {split} split", "so that they are fetched again"
@@ -95,14 +95,14 @@ def open_own(name: str, own: OwnData, split: SplitName, shape: Shape, augment: S
 
 def _checked(
     found: str,
-    definition: Definition,
+    definition: ImagesDefinition,
     split: SplitName,
     images: Bytes,
     labels: npt.NDArray[Any],
     shape: Shape,
     augment: Sequence[str],
     remedy: str,
-) -> Split:
+) -> ImageSplit:
     """The split whose raw images and labels these are. Raises DatasetError: they are not as `definition` says."""
     expected = (definition.samples(split), *stored_shape(definition, shape))
     if images.shape != expected or labels.shape != expected[:1]:
@@ -113,7 +113,7 @@ def _checked(
     if labels.max() >= definition.classes:
         raise DatasetError(f"{found} has a label {labels.max()}: delete its label file")
     normalise = Normaliser.build(shape, definition.scale, definition.mean, definition.std)
-    return Split(images, labels.astype(np.int64), normalise, augment)
+    return ImageSplit(images, labels.astype(np.int64), normalise, augment)
 
 
 def prepare(name: str, data_dir: Path, shape: Shape | None = None, hub: HubArgs | None = None) -> None:
@@ -154,12 +154,12 @@ def sources(name: str) -> list[str]:
     return torchvision_sets.addresses(definition) if definition.published else []
 
 
-def stored_shape(definition: Definition, shape: Shape) -> Shape:
+def stored_shape(definition: ImagesDefinition, shape: Shape) -> Shape:
     """Channels, height and width of the images on disk for a job that wants `shape`."""
     return (definition.shape[0], *shape[1:]) if definition.varying else definition.shape
 
 
-def prepared_path(name: str, definition: Definition, split: SplitName, data_dir: Path, shape: Shape) -> Path:
+def prepared_path(name: str, definition: ImagesDefinition, split: SplitName, data_dir: Path, shape: Shape) -> Path:
     """The file of a split's decoded images. Its name has a digest of all that its content depends on."""
     size = "x".join(map(str, stored_shape(definition, shape)))
     origin = (_DECODER, definition.published, definition.train_arguments, definition.test_arguments)
@@ -167,7 +167,7 @@ def prepared_path(name: str, definition: Definition, split: SplitName, data_dir:
     return data_dir / PREPARED / f"{_file_name(name)}-{split}-{size}-{digest}.npy"
 
 
-def definition_of(name: str, hub: HubArgs | None = None) -> Definition:
+def definition_of(name: str, hub: HubArgs | None = None) -> ImagesDefinition:
     """A data set by its name. Raises DatasetError: there is none.
 
     Args:
@@ -186,7 +186,7 @@ def _file_name(name: str) -> str:
 
 
 def _read(
-    name: str, definition: Definition, split: SplitName, data_dir: Path, shape: Shape
+    name: str, definition: ImagesDefinition, split: SplitName, data_dir: Path, shape: Shape
 ) -> tuple[Bytes, npt.NDArray[Any]]:
     """Raw images (n, c, h, w) and labels (n,). Raises DatasetError."""
     match definition.files:
@@ -209,7 +209,7 @@ def _digits(split: SplitName) -> tuple[Bytes, Bytes]:
     return chosen[:, :-1].reshape(-1, 1, 8, 8), np.ascontiguousarray(chosen[:, -1])
 
 
-def _shuffled(definition: Definition, split: SplitName) -> npt.NDArray[np.int64]:
+def _shuffled(definition: ImagesDefinition, split: SplitName) -> npt.NDArray[np.int64]:
     """The indices of a split in a set that is published undivided."""
     order = permutation(0, 0, definition.train + definition.test)
     return order[: definition.train] if split == "train" else order[definition.train :]
@@ -223,7 +223,7 @@ def _files(name: str, data_dir: Path) -> list[Path]:
     return [path for split in SPLITS for path in idx.files(folder, split)]
 
 
-def _is_ready(name: str, definition: Definition, data_dir: Path, shape: Shape) -> bool:
+def _is_ready(name: str, definition: ImagesDefinition, data_dir: Path, shape: Shape) -> bool:
     """Whether every file that `open_split` reads exists. Raises DatasetError: a file is damaged."""
     match definition.files:
         case "idx":
@@ -247,7 +247,11 @@ def _convert(name: str, folder: Path) -> None:
 
 
 def _decode(
-    name: str, definition: Definition, data_dir: Path, shape: Shape, published: Mapping[SplitName, prepared.Samples]
+    name: str,
+    definition: ImagesDefinition,
+    data_dir: Path,
+    shape: Shape,
+    published: Mapping[SplitName, prepared.Samples],
 ) -> None:
     """Write the prepared files that are missing, of the splits `published` or, without any, of torchvision's. Raises
     DatasetError.
@@ -275,7 +279,7 @@ def _decode(
             raise DatasetError(f"{name}'s {split} split: {error}") from error
 
 
-def _published(definition: Definition, split: SplitName, data_dir: Path) -> prepared.Samples:
+def _published(definition: ImagesDefinition, split: SplitName, data_dir: Path) -> prepared.Samples:
     """torchvision's data set, downloaded if need be. Raises DatasetError."""
     try:
         return torchvision_sets.open_split(definition, split, data_dir)

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from computeshare.errors import DatasetError
-from computeshare.tasks.images.datasets.definitions import SPLITS, Definition, SplitName
+from computeshare.tasks.images.datasets.definitions import SPLITS, ImagesDefinition, SplitName
 from computeshare.tasks.images.datasets.prepared import Samples
 
 
-def addresses(definition: Definition) -> list[str]:
+def addresses(definition: ImagesDefinition) -> list[str]:
     """The URLs from which torchvision downloads a data set, any one of which suffices, where its class names them."""
     published = _class(definition)
     return list(getattr(published, "mirrors", None) or ([published.url] if hasattr(published, "url") else []))
 
 
-def open_split(definition: Definition, split: SplitName, data_dir: Path, *, download: bool = False) -> Samples:
+def open_split(definition: ImagesDefinition, split: SplitName, data_dir: Path, *, download: bool = False) -> Samples:
     """torchvision's data set over the files in `data_dir`, with its samples in an order that all machines share.
 
     Raises: OSError, RuntimeError: as torchvision does where files are missing or damaged.
@@ -29,7 +29,7 @@ def open_split(definition: Definition, split: SplitName, data_dir: Path, *, down
     return found
 
 
-def download(definition: Definition, data_dir: Path, missing: Sequence[Path] = ()) -> None:
+def download(definition: ImagesDefinition, data_dir: Path, missing: Sequence[Path] = ()) -> None:
     """Download the data set with torchvision, which checks it, and move its files into place.
 
     A download goes to a folder of its own first, so that one that is killed leaves nothing that looks complete. The
@@ -63,7 +63,7 @@ def download(definition: Definition, data_dir: Path, missing: Sequence[Path] = (
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _class(definition: Definition) -> Any:
+def _class(definition: ImagesDefinition) -> Any:
     from torchvision import datasets
 
     return getattr(datasets, definition.published)

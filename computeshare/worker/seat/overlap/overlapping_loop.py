@@ -6,7 +6,7 @@ from typing import Any
 
 from computeshare.codecs.feedback import Feedback
 from computeshare.errors import CodecError, Interrupted, JobGone
-from computeshare.gossip.exchange import Report
+from computeshare.gossip.exchange import ExchangeReport
 from computeshare.gossip.peer_replica import PeerReplica
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.worker_session import Grant, WorkerSession
@@ -172,6 +172,6 @@ class OverlappingLoop:
         bytes_down = self.versions.bytes - self._bytes
         self._bytes += bytes_down
         self._waiting_s, self._uploading_s = 0.0, 0.0
-        exchange = self._peer.report() if self._peer else Report()
+        exchange = self._peer.report() if self._peer else ExchangeReport()
         met = {"exchange": exchange.met} if exchange.met else {}
         return report_of(upload.outbox.bytes, bytes_down + exchange.bytes, self._memory, seconds) | met

@@ -10,7 +10,7 @@ from computeshare.errors import CodecError, Interrupted
 from computeshare.protocol.worker_session import WorkerSession
 from computeshare.tensors.layout import Weights
 from computeshare.types import Token
-from computeshare.worker.seat.weights_receiver import Inbox
+from computeshare.worker.seat.weights_receiver import WeightsReceiver
 
 WAIT_MS = 1000
 KEPT = 2
@@ -24,7 +24,7 @@ class VersionReader:
     Of differences, a version older than the newest could only be had again by way of a whole snapshot.
     """
 
-    def __init__(self, session: WorkerSession, inbox: Inbox) -> None:
+    def __init__(self, session: WorkerSession, inbox: WeightsReceiver) -> None:
         """`session`: for the thread alone; `inbox`: keeps `KEPT` versions."""
         self._session, self._inbox = session, inbox
         self._held: dict[str, Weights] = {}

@@ -20,7 +20,7 @@ from api.jobs.history import History
 from api.jobs.service import Jobs
 from api.scheduler import seat_planner
 from api.scheduler.dispatcher import Dispatcher
-from api.scheduler.fair_share import Want, shares
+from api.scheduler.fair_share import SeatDemand, shares
 from api.scheduler.machines import HOUR_MS, KEPT_MS, MACHINE, NOTED_MS, TALLY_MS, last_hour
 from api.scheduler.seat_planner import REBALANCE_MS, TAKE_OVER_MS, Leave
 from api.scheduler.seat_writer import place
@@ -402,7 +402,7 @@ def test_a_higher_priority_takes_workers_over_and_gives_them_back(
 def test_the_shares_are_worked_out_once_a_turn(stage: Stage, create: Create, monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[int] = []
 
-    def counted(wants: Sequence[Want]) -> dict[str, int]:
+    def counted(wants: Sequence[SeatDemand]) -> dict[str, int]:
         turns.append(stage.clock.ms)
         return shares(wants)
 

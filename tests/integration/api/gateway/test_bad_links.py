@@ -14,7 +14,7 @@ import psutil
 import pytest
 from redis import Redis
 
-from api.gateway.machines import Machine
+from api.gateway.machines import JoinedMachine
 from api.http.throttle import Throttle
 from computeshare.transport import forwarder as forwarder_module
 from computeshare.transport.connections import connect
@@ -124,7 +124,7 @@ def test_a_wrong_frame_before_the_handshake_is_answered_ends_the_connection_and_
     _, access = plane.joined(tmp_path)
     asked, answered, find = threading.Event(), threading.Event(), plane.gateway._machines.find
 
-    def slow(machine_id: str) -> Machine | None:
+    def slow(machine_id: str) -> JoinedMachine | None:
         asked.set()
         assert answered.wait(30)
         return find(machine_id)

@@ -16,12 +16,12 @@ from redis.exceptions import RedisError, ResponseError
 from websockets.exceptions import ConnectionClosed
 
 from api.gateway.commands.access import LEAVING_S, MOST_READERS, Access
-from api.gateway.commands.policy import Needs
+from api.gateway.commands.policy import CommandNeeds
 from api.gateway.commands.rates import SELDOM
 from api.gateway.commands.scripts import REPORT_BYTES, REPORT_UNIT_BYTES
 from api.gateway.refusals import Refusals
 from api.http.throttle import Throttle
-from computeshare.bundles.exchange import Exchange, _Answers
+from computeshare.bundles.exchange import PieceExchange, _Answers
 from computeshare.bundles.piece_server import PieceServer
 from computeshare.checkpoints.part_score import PartScore
 from computeshare.jobspec.spec import JobSpec
@@ -226,7 +226,7 @@ def test_a_machine_that_is_banned_as_one_worker_is_banned_as_every_other(stage: 
     for each in (first, second):
         redis.hset(scene.mine.seats(), each.worker, each.seat)
     at = [0.0]
-    gate, needs = Access(lambda: redis, lambda: at[0]), Needs(jobs=frozenset([scene.mine.job_id]))
+    gate, needs = Access(lambda: redis, lambda: at[0]), CommandNeeds(jobs=frozenset([scene.mine.job_id]))
     assert gate.refusal(machine, needs) is None
     try:
         with Forwarder(access) as forwarder, connect(forwarder.redis_url, retries=0) as far:
@@ -324,7 +324,7 @@ def test_a_worker_may_do_all_that_it_needs(stage: Any, tmp_path: Path) -> None:
         assert redis.xlen(store.keys.logs()) == 1
         session.leave("done")
         rounds.remove_worker(worker, "its process died")
-        exchange = Exchange(far, "sha256:" + "7" * 64, lambda: True, worker)
+        exchange = PieceExchange(far, "sha256:" + "7" * 64, lambda: True, worker)
         assert exchange._exchange("8" * 64, ["9" * 64], memoryview(bytearray(1)), _Answers()) is None
         exchange.close()
         assert dict(far.info("server"))

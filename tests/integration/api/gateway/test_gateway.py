@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect as websocket
 
 from api.gateway import app as gateway
-from api.gateway.app import Limits
+from api.gateway.app import GatewayLimits
 from api.gateway.commands.replies import MOST_OF_ONE, MOST_PARTS
 from api.gateway.refusals import Refusals
 from api.gateway.relay import REVOKED, SLOW
@@ -248,7 +248,7 @@ def test_a_machine_stays_known_when_old_invites_are_deleted(plane: Plane, tmp_pa
 def test_connections_are_limited_for_a_machine_and_in_all(plane: Plane, tmp_path: Path) -> None:
     _, first = plane.joined(tmp_path / "a")
     _, second = plane.joined(tmp_path / "b")
-    plane.gateway._limits = Limits(per_machine=2, in_all=3)
+    plane.gateway._limits = GatewayLimits(per_machine=2, in_all=3)
     with plane.open(first), plane.open(first):
         assert refused(plane, first) == SLOW
         with plane.open(second):
@@ -261,7 +261,7 @@ def test_connections_are_limited_for_a_machine_and_in_all(plane: Plane, tmp_path
 
 def test_a_peer_that_reads_nothing_is_cut_and_holds_little_memory(plane: Plane, tmp_path: Path, redis: Redis) -> None:
     machine, access = plane.joined(tmp_path)
-    plane.gateway._limits = Limits(stall_s=0.5)
+    plane.gateway._limits = GatewayLimits(stall_s=0.5)
     worker, keys = seated(redis, machine)
     redis.set(keys.probe(worker), bytes(40_000_000), ex=60)
     raw = upgraded(access)

@@ -14,7 +14,7 @@ from sqlalchemy import update
 from websockets.exceptions import ConnectionClosed
 
 from api.database import now_ms
-from api.gateway.app import ASKED_OF_MACHINE, Limits
+from api.gateway.app import ASKED_OF_MACHINE, GatewayLimits
 from api.gateway.relay import REVOKED, SLOW
 from api.scheduler.machines import INVITE
 from computeshare.errors import SettingsError, Unreachable
@@ -87,7 +87,7 @@ def test_a_machine_that_does_not_answer_is_let_go_and_holds_nobody_up(
     plane: Plane, tmp_path: Path, redis: Redis
 ) -> None:
     machine, access = plane.joined(tmp_path)
-    plane.gateway._limits = Limits(answer_s=0.3, per_machine=1)
+    plane.gateway._limits = GatewayLimits(answer_s=0.3, per_machine=1)
     silent = plane.asked(access)
     assert len(silent.recv(5)) == 32
     with plane.open(access):  # one that has not proved anything takes no machine's place

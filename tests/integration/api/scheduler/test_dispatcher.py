@@ -17,7 +17,7 @@ from api.jobs.history import History
 from api.jobs.service import Jobs
 from api.projection.projector import Projector
 from api.publication import outbox
-from api.publication.admission import BASE_BYTES, Memory
+from api.publication.admission import BASE_BYTES, BrokerMemory
 from api.publication.outbox import OUTBOX
 from api.scheduler import dispatcher as dispatcher_module
 from api.scheduler.dispatcher import Dispatcher
@@ -603,8 +603,8 @@ def published(redis: Redis, job: str) -> bool:
 def room_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker whose memory takes one job at a time."""
     needed = JobSpec(dataset="digits", model="mlp").broker_bytes
-    limit = Memory(used_bytes=0, limit_bytes=BASE_BYTES + needed * 3 // 2)
-    monkeypatch.setattr(Memory, "of", lambda _redis: limit)
+    limit = BrokerMemory(used_bytes=0, limit_bytes=BASE_BYTES + needed * 3 // 2)
+    monkeypatch.setattr(BrokerMemory, "of", lambda _redis: limit)
 
 
 @pytest.mark.usefixtures("room_for_one")

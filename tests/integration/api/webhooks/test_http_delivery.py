@@ -22,7 +22,7 @@ from api.jobs.service import Jobs
 from api.tables import Event
 from api.webhooks import notifier, webhook_events
 from api.webhooks.address_guard import networks_of
-from api.webhooks.http_delivery import Outcome, Poster
+from api.webhooks.http_delivery import DeliveryOutcome, Poster
 from api.webhooks.notifier import Notifier
 from api.webhooks.schemas import DeliveryPublic, EventName, WebhookChange, WebhookRequest, WebhookWithSecret
 from api.webhooks.service import WebhookService
@@ -251,7 +251,7 @@ def test_a_late_answer_of_the_old_address_says_nothing_of_the_new_one(post: Post
     due = post.notifier._next(hook.id)
     assert due is not None
     post.webhooks.change(hook.id, WebhookChange(url=f"{receiver.url}/new"))
-    post.notifier._note(due, Outcome(410, "answered 410", 0.1))
+    post.notifier._note(due, DeliveryOutcome(410, "answered 410", 0.1))
     shown = post.webhooks.show(hook.id)
     assert (shown.active, shown.trouble, shown.pending) == (True, None, 1)
 

@@ -7,7 +7,7 @@ import pytest
 from redis import Redis
 
 from computeshare.jobspec.sampling_plan import Round
-from computeshare.protocol.reducer_session import ReducerSession, Step
+from computeshare.protocol.reducer_session import ReducerSession, StoredStep
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.terms import Terms
 from computeshare.protocol.worker_session import Grant, WorkerSession
@@ -94,9 +94,9 @@ def test_units_of_the_next_round_are_computed_while_a_round_is_reduced(reducer: 
     assert bases(reducer) == numbers((4, 5), ZERO) and not is_full(reducer)
     assert lease(session, ZERO) == (str(ONE), (8, 9))  # 6 and 7 are still leased
     assert send(session, ZERO, 6, 7, nonce="late") == "accepted" and is_full(reducer)
-    assert current(reducer).base == ZERO and reducer.steps() == [Step(ZERO, of(ZERO, range(4)))]
+    assert current(reducer).base == ZERO and reducer.steps() == [StoredStep(ZERO, of(ZERO, range(4)))]
     assert commit(reducer, TWO, keep=False, stored=ZERO)
-    assert reducer.steps()[1:] == [Step(ONE, of(ZERO, range(4, 8)))]
+    assert reducer.steps()[1:] == [StoredStep(ONE, of(ZERO, range(4, 8)))]
 
 
 def test_an_update_counts_only_on_the_one_version_of_its_round(reducer: ReducerSession, join: Join) -> None:

@@ -7,7 +7,7 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from computeshare.jobspec.sampling_plan import Round
-from computeshare.protocol.reducer_session import Offer, ReducerSession
+from computeshare.protocol.reducer_session import ReducerSession, StagedOffer
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import NO_DRAFT, Draft, WorkerSession
 from tests.support.rounds import ONE, PLAN, ZERO, Join, current, opened, parts, send, take_seat
@@ -49,8 +49,8 @@ def test_an_offer_names_what_is_staged_until_it_is_submitted(reducer: ReducerSes
     a.stage("nonce", 0, {3: b"c", 2: b"b"}, str(ZERO))
     a.stage("nonce", 0, {2: b"b", 0: b"a"}, str(ZERO))
     offer(a, 1)
-    found = Offer("a", "nonce", frozenset({0, 2, 3}))
-    assert reducer.offers() == {0: found, 1: Offer("a", "nonce", frozenset({3}))}
+    found = StagedOffer("a", "nonce", frozenset({0, 2, 3}))
+    assert reducer.offers() == {0: found, 1: StagedOffer("a", "nonce", frozenset({3}))}
     assert reducer.redis.hget(reducer.keys.offers(), "0") == b"a|nonce|,3,2,0,"
     room = memoryview(bytearray(10))
     assert bytes(reducer.staged_part(0, found, 2, room) or b"") == b"b"
@@ -66,7 +66,7 @@ def test_an_offer_of_an_earlier_holder_is_replaced(reducer: ReducerSession, a: W
     again = b.lease(str(ZERO)).micro_batches
     assert 0 in again
     offer(b, 0, part=2, nonce="other")
-    assert reducer.offers()[0] == Offer("b", "other", frozenset({2}))
+    assert reducer.offers()[0] == StagedOffer("b", "other", frozenset({2}))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from redis import Redis
 
-from computeshare.protocol.reducer_session import ReducerSession, Step
+from computeshare.protocol.reducer_session import ReducerSession, StoredStep
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import WorkerSession
 from tests.support.rounds import (
@@ -142,7 +142,7 @@ def test_the_list_that_made_a_version_is_kept_for_one_who_takes_over(
     reducer: ReducerSession, slow: WorkerSession
 ) -> None:
     assert reducer.close(ZERO, 2) and commit(reducer, ONE, carried=(0, 1), keep=False)
-    assert reducer.steps() == [Step(ZERO, of(ZERO, [2, 3]))]
+    assert reducer.steps() == [StoredStep(ZERO, of(ZERO, [2, 3]))]
     assert reducer.updates(of(ZERO, [2, 3]), range(1)) == [[b"update"]] * 2
     assert reducer.store_state(ZERO, of(ZERO, [2, 3]), ONE, [b"state 1"])
     assert reducer.updates(of(ZERO, [2, 3]), range(1)) == [None] * 2

@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 from computeshare.errors import Banned, Fenced, JobGone
 from computeshare.jobspec.sampling_plan import Round
 from computeshare.protocol import keys
-from computeshare.protocol.reducer_session import ReducerSession, Step
+from computeshare.protocol.reducer_session import ReducerSession, StoredStep
 from computeshare.protocol.refusal import Suspicion
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import WorkerSession
@@ -463,7 +463,7 @@ def test_a_state_is_stored_after_some_versions_and_takes_the_place_of_all_that_l
     fill(join, reducer)
     assert not commit(reducer, TWO), "nothing is there that the second step could be repeated from"
     assert commit(reducer, TWO, keep=False, stored=ZERO)
-    assert reducer.steps() == [Step(ZERO, of(ZERO, range(4))), Step(ONE, of(ONE, range(4, 8)))]
+    assert reducer.steps() == [StoredStep(ZERO, of(ZERO, range(4))), StoredStep(ONE, of(ONE, range(4, 8)))]
     kept = [k.state(str(ZERO)), *(k.update(*one) for step in reducer.steps() for one in step.counted)]
     assert redis.exists(*kept) == len(kept) == 9 and {redis.ttl(key) for key in kept} == {-1}
     assert reducer.store_state(ZERO, [one for step in reducer.steps() for one in step.counted], TWO, [b"state 2"])

@@ -10,7 +10,7 @@ from redis import Redis
 
 from computeshare.protocol import channel as channel_module
 from computeshare.protocol import reducer_session
-from computeshare.protocol.reducer_session import Link, ReducerSession, Step
+from computeshare.protocol.reducer_session import Link, ReducerSession, StoredStep
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import WorkerSession
 from computeshare.types import Token
@@ -90,7 +90,7 @@ def test_what_was_computed_on_the_version_before_counts_in_the_next(
     base = current(reducer)
     assert buffered(reducer, TWO, 0, 1, 6, 7, keep=False)
     assert current(reducer).base == base.token
-    assert reducer.steps() == [Step(ONE, [*of(ZERO, [0, 1]), *of(ONE, [6, 7])])]
+    assert reducer.steps() == [StoredStep(ONE, [*of(ZERO, [0, 1]), *of(ONE, [6, 7])])]
     assert reducer.redis.lrange(reducer.keys.recent(), 0, -1) == [str(TWO).encode(), str(ONE).encode()]
 
 

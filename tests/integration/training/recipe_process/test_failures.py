@@ -15,7 +15,7 @@ import pytest
 from computeshare.errors import Interrupted, RecipeError, RecipeUnfit
 from computeshare.tasks.recipes.bundle import MAIN, Bundle
 from computeshare.tensors.layout import Weights
-from computeshare.training.recipe_process.process import Limits, RecipeFiles, RecipeProcess
+from computeshare.training.recipe_process.process import ProcessLimits, RecipeFiles, RecipeProcess
 from tests.support.recipes import NOISE, recipe_job
 
 SWITCHED = (
@@ -63,7 +63,7 @@ def test_a_recipe_that_fails_in_mid_training_says_why(act: str, tmp_path: Path) 
     job = recipe_job(SWITCHED, tmp_path, threads=1, rounds=3)  # the facts are those of the harmless one
     spec = job.spec.model_copy(update={"recipe_args": {"act": act}})
     process = RecipeProcess(
-        spec, job.files, "cpu", Limits(memory_bytes=2_000_000_000, step_s=3 if act == "sleep" else 60)
+        spec, job.files, "cpu", ProcessLimits(memory_bytes=2_000_000_000, step_s=3 if act == "sleep" else 60)
     )
     try:
         replica = process.open().replica(spec)

@@ -8,12 +8,12 @@ import pytest
 from computeshare.protocol.worker_session import WorkerSession
 from computeshare.types import Token
 from computeshare.worker.seat.overlap.version_reader import KEPT, VersionReader
-from computeshare.worker.seat.weights_receiver import Inbox
+from computeshare.worker.seat.weights_receiver import WeightsReceiver
 from tests.support.job_reducer import Hand, Job
 from tests.support.wait import wait_until
 
 
-def advance(job: Job, hand: Hand, inbox: Inbox) -> Token:
+def advance(job: Job, hand: Hand, inbox: WeightsReceiver) -> Token:
     """The next version, of updates that the hand computes on the versions that its leases name."""
     while (grant := hand.session.lease("")).answer == "leased":
         weights = inbox.fetch(hand.session, grant.token)
@@ -37,9 +37,9 @@ def digest_of(hand: Hand, versions: VersionReader, token: Token) -> str:
 def test_the_version_before_the_newest_is_given_without_being_read_again(start: Callable[..., Job], codec: str) -> None:
     job = start(strategy={"kind": "sync", "delay": 1}, codec={"up": "float16", "down": codec})
     hand = job.hand("a")
-    inbox = Inbox(hand.session, codec, hand.layout)
+    inbox = WeightsReceiver(hand.session, codec, hand.layout)
     own = WorkerSession(job.redis, job.job_id, "a", hand.session.session_id)
-    with VersionReader(own, Inbox(own, codec, hand.layout, kept=KEPT)) as versions:
+    with VersionReader(own, WeightsReceiver(own, codec, hand.layout, kept=KEPT)) as versions:
         for _ in range(4):
             before, newest = job.store.read().token, advance(job, hand, inbox)  # type: ignore[union-attr]
             wait_until(lambda token=str(newest): token in versions._held, 5)
@@ -52,10 +52,10 @@ def test_the_version_before_the_newest_is_given_without_being_read_again(start: 
 def test_of_differences_two_versions_that_came_at_once_are_both_kept(start: Callable[..., Job]) -> None:
     job = start(strategy={"kind": "sync", "delay": 1}, codec={"up": "int8", "down": "int8"})
     hand = job.hand("a")
-    inbox = Inbox(hand.session, "int8", hand.layout)
+    inbox = WeightsReceiver(hand.session, "int8", hand.layout)
     tokens = [str(advance(job, hand, inbox)) for _ in range(3)]
     own = WorkerSession(job.redis, job.job_id, "a", hand.session.session_id)
-    with VersionReader(own, Inbox(own, "int8", hand.layout, kept=KEPT)) as versions:
+    with VersionReader(own, WeightsReceiver(own, "int8", hand.layout, kept=KEPT)) as versions:
         wait_until(lambda: tokens[-1] in versions._held, 5)
         assert [*versions._held] == tokens[-2:]
 
@@ -64,7 +64,10 @@ def test_of_differences_two_versions_that_came_at_once_are_both_kept(start: Call
 def test_a_version_stays_as_it_was_when_the_read_after_it_fails(start: Callable[..., Job], codec: str) -> None:
     job = start(strategy={"kind": "sync", "delay": 1}, codec={"up": "float16", "down": codec})
     hand = job.hand("a")
-    inbox, kept = Inbox(hand.session, codec, hand.layout), Inbox(hand.session, codec, hand.layout, kept=KEPT)
+    inbox, kept = (
+        WeightsReceiver(hand.session, codec, hand.layout),
+        WeightsReceiver(hand.session, codec, hand.layout, kept=KEPT),
+    )
     for _ in range(3):
         token = advance(job, hand, inbox)
         weights = kept.fetch(hand.session, str(token))

@@ -6,7 +6,7 @@ from api.gateway.commands import policy, scripts
 from api.gateway.commands.access import is_own
 from api.gateway.commands.filter import needed
 from api.gateway.commands.parser import Head
-from api.gateway.commands.policy import Needs
+from api.gateway.commands.policy import CommandNeeds
 from api.gateway.commands.scripts import ARGUMENTS, IMPLIED, NotPermitted
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.scripts import script
@@ -14,21 +14,21 @@ from computeshare.protocol.scripts import script
 WORKER, JOB = "12345678work", JobKeys("mine")
 
 
-def needs(*arguments: str, count: int = 0) -> Needs:
+def needs(*arguments: str, count: int = 0) -> CommandNeeds:
     return needed(Head(tuple(each.encode() for each in arguments), count or len(arguments)))
 
 
 def test_what_a_command_presumes_follows_from_its_names() -> None:
-    assert needs("PING") == Needs()
-    assert needs("get", f"cs:orders:{WORKER}") == Needs(frozenset({WORKER}))
-    assert needs("HGET", JOB.weights("1.0.0123456789abcdef"), "0") == Needs(jobs=frozenset({"mine"}))
+    assert needs("PING") == CommandNeeds()
+    assert needs("get", f"cs:orders:{WORKER}") == CommandNeeds(frozenset({WORKER}))
+    assert needs("HGET", JOB.weights("1.0.0123456789abcdef"), "0") == CommandNeeds(jobs=frozenset({"mine"}))
     staged = JOB.staged(f"{WORKER}:{'0' * 32}:7")
-    assert needs("HSET", staged, count=6) == Needs(frozenset({WORKER}), frozenset({"mine"}))
+    assert needs("HSET", staged, count=6) == CommandNeeds(frozenset({WORKER}), frozenset({"mine"}))
     other = JOB.staged(f"87654321work:{'0' * 32}:7")
     assert needs("UNLINK", staged, other).workers == {WORKER, "87654321work"}
     wanted = needs("HSET", "cs:bundle-wants", f"{WORKER}-{'0' * 16}", f"1 sha256:{'5' * 64} !{'6' * 64}")
     readers = frozenset({f"{WORKER}-{'0' * 16}"})
-    assert wanted == Needs(frozenset({WORKER}), digests=frozenset({"5" * 64}), readers=readers)
+    assert wanted == CommandNeeds(frozenset({WORKER}), digests=frozenset({"5" * 64}), readers=readers)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 
 from api.gateway.commands import rates
 from api.gateway.commands.filter import CommandFilter
-from api.gateway.commands.rates import Rates
-from api.gateway.commands.replies import Replies, Unread
+from api.gateway.commands.rates import CommandRates
+from api.gateway.commands.replies import AwaitedReplies, Unread
 from api.http.throttle import Throttle
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.scripts import script
@@ -28,13 +28,13 @@ def lease(machine: str = MACHINE) -> bytes:
     return framed(b"EVALSHA", digest.encode(), *(str(each).encode() for each in inputs))
 
 
-def rated(calls: int = rates.CALLS, call_s: float = rates.CALL_S) -> Rates:
-    return Rates(Throttle(calls, call_s), {name: Throttle(*limit) for name, limit in rates.SELDOM.items()})
+def rated(calls: int = rates.CALLS, call_s: float = rates.CALL_S) -> CommandRates:
+    return CommandRates(Throttle(calls, call_s), {name: Throttle(*limit) for name, limit in rates.SELDOM.items()})
 
 
-def connection(limits: Rates, machine: str = MACHINE) -> CommandFilter:
+def connection(limits: CommandRates, machine: str = MACHINE) -> CommandFilter:
     anything: Any = Everything()
-    return CommandFilter(machine, anything, lambda _: None, Replies(Unread()), Counter(), limits, anything)
+    return CommandFilter(machine, anything, lambda _: None, AwaitedReplies(Unread()), Counter(), limits, anything)
 
 
 def test_the_scripts_that_a_machine_calls_per_second_are_limited_over_all_its_connections() -> None:

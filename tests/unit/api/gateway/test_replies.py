@@ -8,7 +8,7 @@ import pytest
 
 from api.gateway.commands.filter import CommandFilter, TooMuchUnfinished
 from api.gateway.commands.parser import COMMAND_BYTES
-from api.gateway.commands.replies import MOST_COMMANDS, MOST_OF_ONE, MOST_PARTS, Replies, ReplyStream, Unread
+from api.gateway.commands.replies import MOST_COMMANDS, MOST_OF_ONE, MOST_PARTS, AwaitedReplies, ReplyStream, Unread
 from computeshare.protocol.keys import JobKeys
 from tests.support.coroutines import asynchronously
 from tests.unit.api.gateway.test_parser import framed
@@ -48,7 +48,7 @@ def filters(count: int) -> list[CommandFilter]:
     unread, unfinished = Unread(), Counter[str]()
     anything: Any = Everything()
     return [
-        CommandFilter("12345678", anything, lambda _: None, Replies(unread), unfinished, anything, anything)
+        CommandFilter("12345678", anything, lambda _: None, AwaitedReplies(unread), unfinished, anything, anything)
         for _ in range(count)
     ]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from api.projection.events.handlers import apply
 from api.projection.events.job_projection import JobProjection, JobState
 from api.projection.events.parser import StreamEvent, read_event
-from api.projection.rates import Rates
+from api.projection.rates import JobRates
 from api.tables import Job
 from computeshare.jobspec.sampling_plan import Plan
 
@@ -24,7 +24,7 @@ def state() -> JobState:
 
 
 def projected(*events: tuple[str, dict[str, Any]]) -> JobProjection:
-    projection = JobProjection(state(), Rates())
+    projection = JobProjection(state(), JobRates())
     for number, (kind, data) in enumerate(events):
         apply(projection, StreamEvent(f"{number}-0", kind, 1000 * number, data))
     return projection
@@ -78,7 +78,7 @@ def test_leases_freed_by_a_worker_that_left_count_as_reassigned() -> None:
 
 def test_what_is_reassigned_is_counted_in_samples_of_whole_units() -> None:
     plan = Plan(seed=0, samples=100, micro_batch=10, micro_batches_per_round=8, inner_steps=4)  # 40, 40 and 20
-    projection = JobProjection(replace(state(), plan=plan), Rates())
+    projection = JobProjection(replace(state(), plan=plan), JobRates())
     left = {"worker": "w1", "session": "s", "reason": "left", "freed": [2, 3]}
     apply(projection, StreamEvent("0-0", "left", 0, left))
     assert {epoch: row["reassigned"] for epoch, row in projection.changes.epochs.items()} == {0: 20, 1: 40}
@@ -104,7 +104,7 @@ def joined(kind: object) -> tuple[str, dict[str, Any]]:
 
 @pytest.mark.parametrize(("up", "resets"), [("topk", 2), ("int8", 0)], ids=["with error feedback", "without"])
 def test_error_feedback_that_begins_at_zero_in_mid_job_is_counted(up: str, resets: int) -> None:
-    projection = JobProjection(state(), Rates())
+    projection = JobProjection(state(), JobRates())
     projection.state["spec"] = json.dumps({"codec": {"up": up, "down": "float32"}})
     for number, (kind, data) in enumerate([joined({}), version(1), joined({}), version(2), joined({})]):
         apply(projection, StreamEvent(f"{number}-0", kind, 1000 * number, data))

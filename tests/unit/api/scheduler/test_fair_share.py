@@ -8,7 +8,7 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.scheduler.fair_share import Want, shares
+from api.scheduler.fair_share import SeatDemand, shares
 from api.scheduler.reasons import Reason
 from api.scheduler.seat_planner import (
     LONGEST_LEAVE_MS,
@@ -151,14 +151,16 @@ def test_whatever_there_is_comes_to_rest_with_everyone_at_its_share(world: World
         assert has == 0 or has >= one.minimum or one.started or one.job_id in before
 
 
-def wants_of(world: World) -> list[Want]:
+def wants_of(world: World) -> list[SeatDemand]:
     return [
-        Want(d.job_id, d.priority, d.seats, 1, d.started, tuple(w.id for w in world.workers if d.queue in w.queues))
+        SeatDemand(
+            d.job_id, d.priority, d.seats, 1, d.started, tuple(w.id for w in world.workers if d.queue in w.queues)
+        )
         for d in world.demands
     ]
 
 
-def best(wants: Sequence[Want], workers: Sequence[Available]) -> list[int]:
+def best(wants: Sequence[SeatDemand], workers: Sequence[Available]) -> list[int]:
     """The fairest counts, ascending, by trying everything."""
     found: list[int] = []
     for owners in product([None, *(want.job_id for want in wants)], repeat=len(workers)):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from api.scheduler.eligibility import Excluded
 from api.scheduler.seat_planner import Available, Demand, HeldSeat, Issue, Pair, decide_seats, fair_shares
 from api.scheduler.shortage import shortages
-from computeshare.jobspec.machine_needs import Machine, Needs
+from computeshare.jobspec.machine_needs import MachineFacts, Needs
 
 
 def demand(job: str, seats: int = 8, minimum: int = 1, **more: object) -> Demand:
@@ -48,7 +48,7 @@ def test_a_job_that_any_worker_serves_makes_room_at_once_for_one_that_only_this_
 
 
 MACHINES = st.builds(
-    Machine,
+    MachineFacts,
     st.sampled_from((4_000_000_000, 8_000_000_000)),
     st.sampled_from(("cpu", "cuda:0")),
     st.dictionaries(st.just("room"), st.sampled_from(("attic", "hall"))),
@@ -69,7 +69,7 @@ class Plant:
     requires: dict[str, Needs]
     prefers: dict[str, Needs]
     there: list[Available]
-    machines: dict[str, Machine]
+    machines: dict[str, MachineFacts]
 
     @property
     def out(self) -> frozenset[Pair]:

@@ -7,20 +7,20 @@ import pytest
 
 from computeshare.pipeline.chains.placement import (
     Held,
-    Member,
     Placement,
-    Stage,
+    StageDemand,
+    StageWorker,
     chain_seconds,
     circumstances,
     place,
     successor,
 )
 
-STAGES = [Stage(100, 1.0)] * 4
+STAGES = [StageDemand(100, 1.0)] * 4
 
 
-def member(name: str, room: int = 0, rate: float = 0.0) -> Member:
-    return Member(name, f"session of {name}", room, rate)
+def member(name: str, room: int = 0, rate: float = 0.0) -> StageWorker:
+    return StageWorker(name, f"session of {name}", room, rate)
 
 
 def runs(chain: tuple[Held, ...]) -> dict[str, tuple[int, int]]:
@@ -28,8 +28,8 @@ def runs(chain: tuple[Held, ...]) -> dict[str, tuple[int, int]]:
 
 
 def test_a_worker_is_a_member_with_the_memory_and_the_rate_that_it_tells() -> None:
-    assert Member.parse("a", "session of a", b'{"room_bytes":100,"rate":2.5}') == member("a", 100, 2.5)
-    assert Member.parse("a", "session of a", '{"room_bytes":0,"rate":0}') == member("a")
+    assert StageWorker.parse("a", "session of a", b'{"room_bytes":100,"rate":2.5}') == member("a", 100, 2.5)
+    assert StageWorker.parse("a", "session of a", '{"room_bytes":0,"rate":0}') == member("a")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_worker_is_a_member_with_the_memory_and_the_rate_that_it_tells() -> No
     ids=lambda about: about[:30],
 )
 def test_a_worker_that_tells_nonsense_is_no_member(about: str) -> None:
-    assert Member.parse("a", "session of a", about) is None
+    assert StageWorker.parse("a", "session of a", about) is None
 
 
 def test_one_worker_holds_all_stages() -> None:
@@ -79,7 +79,7 @@ def test_twice_as_many_workers_form_two_chains_but_no_more_than_there_are_micro_
 def test_every_chain_has_all_stages_in_order_whatever_the_workers() -> None:
     draw = random.Random(7)
     for _ in range(200):
-        stages = [Stage(draw.randrange(1, 50), draw.uniform(0.1, 3)) for _ in range(draw.randrange(2, 7))]
+        stages = [StageDemand(draw.randrange(1, 50), draw.uniform(0.1, 3)) for _ in range(draw.randrange(2, 7))]
         names = draw.sample("abcdefghij", draw.randrange(1, 9))
         members = [member(one, draw.choice([0, 40, 90, 200]), draw.choice([0.0, 1.0, 5.0])) for one in names]
         most = draw.randrange(1, 4)
@@ -96,7 +96,7 @@ def test_every_chain_has_all_stages_in_order_whatever_the_workers() -> None:
 
 
 def test_no_other_division_of_a_chain_is_faster() -> None:
-    stages = [Stage(1, work) for work in (1.0, 3.0, 2.0, 1.5)]
+    stages = [StageDemand(1, work) for work in (1.0, 3.0, 2.0, 1.5)]
     members = [member("a", rate=2), member("b", rate=1), member("c", rate=1.5)]
     (chain,) = place(members, stages, 1)
     found = chain_seconds(chain, members, stages)
@@ -110,7 +110,7 @@ def test_no_other_division_of_a_chain_is_faster() -> None:
             assert found <= other + 1e-9
 
 
-def placed(members: list[Member], number: int = 1) -> Placement:
+def placed(members: list[StageWorker], number: int = 1) -> Placement:
     return Placement(number, place(members, STAGES, 1))
 
 
@@ -136,7 +136,7 @@ def test_a_gain_counts_once_workers_are_measured() -> None:
 
 
 def test_a_worker_that_is_twice_as_fast_gets_the_larger_of_two_stages() -> None:
-    unequal = [Stage(1, 2.0), Stage(1, 4.0)]
+    unequal = [StageDemand(1, 2.0), StageDemand(1, 4.0)]
     for fast in "ab":
         members = [member(one, rate=2.0 if one == fast else 1.0) for one in "ab"]
         (chain,) = place(members, unequal, 1)

@@ -5,7 +5,7 @@ import pytest
 from bench.split_model import Cut, SplitModel, gpt
 from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.sampling_plan import Plan
-from computeshare.pipeline.chains.placement import Stage
+from computeshare.pipeline.chains.placement import StageDemand
 from computeshare.pipeline.chains.speed_trial import TrialMail, measured_rate, smallest
 from computeshare.tasks.images.classification import ImageClassification
 
@@ -21,7 +21,7 @@ def test_each_stage_has_a_rate_of_its_work_per_second_of_computing(name: str, co
     for number in range(3):
         replica = split.replica(range(number, number + 1))
         mail = TrialMail(replica, split.stage_plan, PLAN, CODECS[codec])
-        rate = measured_rate(replica, split.layout, mail, [Stage(1, 6.0)] * 3)
+        rate = measured_rate(replica, split.layout, mail, [StageDemand(1, 6.0)] * 3)
         timing = replica.stages[number].timing
         assert timing.pieces == 4
         assert rate == pytest.approx(6 / (timing.forward_s + timing.backward_s))
@@ -32,8 +32,8 @@ def test_a_trial_that_is_called_off_tells_nothing() -> None:
     replica = split.replica(range(1, 2))
     asked = iter([True] * 3 + [False] * 9)
     mail = TrialMail(replica, split.stage_plan, PLAN, CODECS["float32"])
-    assert measured_rate(replica, split.layout, mail, [Stage(1, 6.0)] * 2, lambda: next(asked)) == 0
+    assert measured_rate(replica, split.layout, mail, [StageDemand(1, 6.0)] * 2, lambda: next(asked)) == 0
 
 
 def test_the_stage_that_takes_the_least_memory_is_tried() -> None:
-    assert smallest([Stage(3, 1.0), Stage(1, 9.0), Stage(2, 1.0)]) == 1
+    assert smallest([StageDemand(3, 1.0), StageDemand(1, 9.0), StageDemand(2, 1.0)]) == 1

@@ -15,8 +15,8 @@ from computeshare.errors import ComputeShareError, Interrupted, RecipeError, Rec
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.tensors.layout import Layout
 from computeshare.training.recipe_process import messages
-from computeshare.training.recipe_process.channel import Channel
-from computeshare.training.recipe_process.connection import Connection
+from computeshare.training.recipe_process.channel import SocketChannel
+from computeshare.training.recipe_process.connection import ProcessConnection
 from computeshare.training.recipe_process.replica import RecipeReplica, walk
 from computeshare.training.recipe_process.shared_vectors import SharedVectors, allocate
 from computeshare.types import Vector
@@ -63,7 +63,7 @@ def served() -> Iterator[Serve]:
         threads.append(threading.Thread(target=run))
         threads[-1].start()
         shared, killed = SharedVectors(allocate(LAYOUT), LAYOUT), Killed(theirs)
-        connection = Connection(Channel(ours), killed, limit_s)
+        connection = ProcessConnection(SocketChannel(ours), killed, limit_s)
         plan = Plan(0, 64, 8, 2)
         return RecipeReplica(connection, shared, LAYOUT, plan, BUILT, lambda peak: None), shared, killed
 

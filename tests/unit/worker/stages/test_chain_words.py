@@ -9,7 +9,7 @@ import pytest
 from computeshare.codecs import frame
 from computeshare.codecs.registry import EXACT
 from computeshare.errors import CodecError
-from computeshare.worker.stages.chain_replica import Order, Share
+from computeshare.worker.stages.chain_replica import LeaderOrder, StageShare
 
 SAID: dict[str, Any] = {"worker": "a", "first": 1, "stop": 2, "busy_s": 0.5, "mail_bytes": 3, "memory_bytes": 4}
 SAID |= {"loss": 1.5, "sent_bytes": 5}
@@ -22,10 +22,10 @@ def body(said: Any) -> bytes:
 
 
 def test_what_a_worker_says_is_read_as_it_was_written() -> None:
-    share, order = Share(**SAID), Order(7, "leader", f"1.2.{'0' * 16}", 3)
-    found, buffers = Share.parse(share.dump(BUFFERS), 3)
+    share, order = StageShare(**SAID), LeaderOrder(7, "leader", f"1.2.{'0' * 16}", 3)
+    found, buffers = StageShare.parse(share.dump(BUFFERS), 3)
     assert found == share and np.array_equal(buffers, BUFFERS)
-    assert Order.parse(order.dump()) == order
+    assert LeaderOrder.parse(order.dump()) == order
 
 
 @pytest.mark.parametrize(
@@ -41,4 +41,4 @@ def test_what_a_worker_says_is_read_as_it_was_written() -> None:
 )
 def test_a_share_that_is_none_is_an_error_of_the_message(said: Any) -> None:
     with pytest.raises(CodecError, match="malformed"):
-        Share.parse(body(said), 3)
+        StageShare.parse(body(said), 3)

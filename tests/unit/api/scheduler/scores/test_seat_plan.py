@@ -1,6 +1,6 @@
 """Who scores: workers that nobody wants for training, of one's own, for the versions that wait longest for nobody."""
 
-from api.scheduler.scores.seat_plan import TRAINING, Waiting, plan
+from api.scheduler.scores.seat_plan import TRAINING, WaitingJob, plan
 from api.scheduler.seat_planner import Available, Close, Demand, HeldSeat, Issue, Leave, Past
 from computeshare.queue.seats import SCORING
 
@@ -9,8 +9,8 @@ TRAINS = Demand("a", "q", 2, 1, True)
 BOTH = [Available("w1", ("q",)), Available("w2", ("q",))]
 
 
-def waits(job_id: str = "a", checkpoints: int = 1, final: bool = False) -> Waiting:
-    return Waiting(job_id, "q", checkpoints, final)
+def waits(job_id: str = "a", checkpoints: int = 1, final: bool = False) -> WaitingJob:
+    return WaitingJob(job_id, "q", checkpoints, final)
 
 
 def held(worker: str, number: int = SCORING, job_id: str = "a", **more: object) -> HeldSeat:

@@ -9,7 +9,7 @@ import numpy as np
 from computeshare.codecs.feedback import Feedback
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import Interrupted
-from computeshare.gossip.exchange import Report
+from computeshare.gossip.exchange import ExchangeReport
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.worker_session import Grant
 from computeshare.types import Token
@@ -90,8 +90,8 @@ class Recorder:
     def send(self, upload: object, token: str, report: object, before: str) -> None:
         self.done.append(f"sends on {token[:3]}, {before}")
 
-    def report(self) -> Report:
-        return Report()
+    def report(self) -> ExchangeReport:
+        return ExchangeReport()
 
 
 def test_a_peer_goes_back_before_its_next_unit_and_leases_on_the_newest_version() -> None:
