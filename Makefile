@@ -30,7 +30,7 @@ $(STAMP): requirements.lock pyproject.toml
 demo: install ## Train DATASET on this machine with WORKERS workers, all in one command
 	@$(BIN)/computeshare demo --dataset $(DATASET) --workers $(WORKERS)
 
-test: install ## Run the tests, of the long ones a sample that differs by commit; `make chaos` runs them all
+test: install ## Run the tests, of slow ones a sample that differs by commit; `make chaos` runs them all
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: install ## Format, lint, types, direction of imports

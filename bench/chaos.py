@@ -30,7 +30,17 @@ BROKER = (
     "computeshare/up/embedded_broker.py",
     "computeshare/transport/connections.py",
 )
-SUITE = (*TRAINING, *CONTROL, *BROKER, "tests/support/*.py")
+SUITE = (
+    *TRAINING,
+    *CONTROL,
+    *BROKER,
+    "api/pages/**/*.*ml",
+    "api/pages/static/*.*",
+    "bench/*.py",
+    "examples/**/*.py",
+    "tests/conftest.py",
+    "tests/support/*.py",
+)
 TIERS = ("e2e", "integration", "unit")
 """Folders of tests of which `make test` runs a sample."""
 

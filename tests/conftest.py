@@ -29,15 +29,19 @@ structlog.configure(
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what this commit's sample does not take: of the cases of a test, of long files, of end-to-end files."""
+    """Leave out what this commit's sample does not take: of the cases of a test; where nobody named files or tests,
+    also of long and end-to-end files, and of the tests of slow files.
+    """
     if sample.WHOLE:
         return
     left_out = _cases_left_out(items)
-    if config.args_source is pytest.Config.ArgsSource.TESTPATHS:  # nobody named files
-        left_out |= _files_left_out([item for item in items if item.get_closest_marker("long")], LONG_FILES, "long")
-        e2e = [item for item in items if item.nodeid.startswith("tests/e2e/") and item.path.name not in ALWAYS]
-        left_out |= _files_left_out(e2e, E2E_FILES, "e2e")
-        left_out |= _tests_left_out([item for item in items if item not in left_out])
+    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
+    if is_whole:  # nobody named files or tests
+        e2e = {item for item in items if item.nodeid.startswith("tests/e2e/")}
+        left_out |= _files_left_out([item for item in e2e if item.path.name not in ALWAYS], E2E_FILES, "e2e")
+        long = [item for item in items if item.get_closest_marker("long") and item not in e2e]
+        left_out |= _files_left_out(long, LONG_FILES, "long")
+        left_out |= _tests_left_out([item for item in items if item not in left_out and item not in long])
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]

@@ -135,7 +135,9 @@ class Trials:
         return 0
 
     def _reap(self) -> None:
-        process, status = os.wait()
+        process = 0
+        while process not in self._running:  # a broker may have ended too
+            process, status = os.wait()
         number, place = self._running.pop(process)
         self.codes[1 + number] = os.waitstatus_to_exitcode(status)
         if not _answers(self.brokers[place]):

@@ -1,6 +1,6 @@
 """Every route of the schema, called with what its schema allows and with what it does not: answered as documented.
 
-COMPUTESHARE_CALLS says how many calls at least (500), COMPUTESHARE_SEED which ones (others for each commit).
+COMPUTESHARE_CALLS says how many calls at least (200), COMPUTESHARE_SEED which ones (others for each commit).
 """
 
 import os

@@ -43,8 +43,6 @@ from tests.support.rounds import age, take_seat
 from tests.support.scheduling_clock import online
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.sampled_file(2)
-
 CUTS = int(os.environ.get("COMPUTESHARE_CUTS", "10"))
 FIRST_SEED = int(os.environ.get("COMPUTESHARE_SEED", "0"))
 LR, MOMENTUM = 0.05, 0.9
@@ -358,6 +356,7 @@ def test_a_broker_whose_file_was_cut_mixes_no_branches_and_ends_with_the_same_bi
     assert went_back >= CUTS // 5, f"only {went_back} of {CUTS} cuts lost a version"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_broker_that_is_emptied_while_it_runs_mixes_no_branches(tmp_path: Path, calm: str, seed: int) -> None:
     digest, _ = run(tmp_path / "home", seed, faults=2, fault="flush", salted=seed % 2 == 1)
