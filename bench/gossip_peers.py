@@ -28,7 +28,7 @@ from bench.report import Cell, Part, Table, markdown
 from bench.scaling import cpu_s
 from computeshare.codecs.registry import CODECS
 from computeshare.gossip.exchange import Partners, PeerExchange
-from computeshare.gossip.peer_weights import GroupWeights, PublishedWeights
+from computeshare.gossip.peer_weights import GroupWeights, PublishedNotice
 from computeshare.jobspec.spec import CodecSpec
 from computeshare.strategies.registry import parse_strategy
 from computeshare.transport.connections import connect
@@ -57,7 +57,7 @@ def peer(url: str, group: str, name: str, size: int, stop: Any) -> tuple[int, in
     averaging = parse_strategy({"kind": "gossip"}).averaging
     assert averaging is not None
 
-    def decode(_: PublishedWeights, message: Message) -> tuple[Vector, Vector]:
+    def decode(_: PublishedNotice, message: Message) -> tuple[Vector, Vector]:
         assert message[0] is not None
         return CODEC.decode(message[0], size), np.zeros(0, np.float32)
 

@@ -15,7 +15,7 @@ from computeshare.protocol.round_store import RoundStore
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedJob:
+class JobInBroker:
     """A job's state in the broker; `no_room` says why the broker's memory does not let the job start or go on."""
 
     known: bool
@@ -32,7 +32,7 @@ class Publisher:
         self._needed: dict[tuple[str, str], int] = {}
         """Bytes that each job may take, by job id and codec; of the jobs at the last `look` only."""
 
-    def look(self, redis: Redis, jobs: Sequence[Any]) -> dict[str, PublishedJob]:
+    def look(self, redis: Redis, jobs: Sequence[Any]) -> dict[str, JobInBroker]:
         """Each job's state in the broker, by id, `no_room` included."""
         found = broker_states(redis, [job.id for job in jobs])
         self._needed = {_key(job): self._bytes(job) for job in jobs}  # without the jobs that have ended
@@ -44,7 +44,7 @@ class Publisher:
         return found
 
     def publish(
-        self, redis: Redis, jobs: Sequence[Any], found: dict[str, PublishedJob], ready: Collection[str]
+        self, redis: Redis, jobs: Sequence[Any], found: dict[str, JobInBroker], ready: Collection[str]
     ) -> dict[str, str]:
         """Publish the `ready` jobs that the broker does not know, as far as it has room: higher priority first, then
         the oldest. Updates `found`; returns the broker's error by job where it refused the job.
@@ -68,7 +68,7 @@ class Publisher:
         return refused
 
     def withdraw(
-        self, redis: Redis, jobs: Sequence[Any], found: Mapping[str, PublishedJob], idle: Collection[str]
+        self, redis: Redis, jobs: Sequence[Any], found: Mapping[str, JobInBroker], idle: Collection[str]
     ) -> None:
         """Withdraw the `idle` jobs that no worker has joined yet, if another job waits for their memory."""
         memory = BrokerMemory.of(redis)
@@ -80,7 +80,7 @@ class Publisher:
             if job.id in idle and not begun and rounds.is_stored():
                 rounds.reset()
 
-    def _promised(self, jobs: Sequence[Any], found: Mapping[str, PublishedJob]) -> int:
+    def _promised(self, jobs: Sequence[Any], found: Mapping[str, JobInBroker]) -> int:
         """Bytes that all published jobs may take together."""
         return sum(self._bytes(job) for job in jobs if found[job.id].known)
 
@@ -95,7 +95,7 @@ def _key(job: Any) -> tuple[str, str]:
     return job.id, str(job.spec.codec)
 
 
-def broker_states(redis: Redis, job_ids: Sequence[str]) -> dict[str, PublishedJob]:
+def broker_states(redis: Redis, job_ids: Sequence[str]) -> dict[str, JobInBroker]:
     """Each job's state in the broker, by id, without `no_room`."""
     members: Any = redis.smembers(keys.JOBS)
     known = [job_id for job_id in job_ids if job_id.encode() in members]
@@ -106,7 +106,7 @@ def broker_states(redis: Redis, job_ids: Sequence[str]) -> dict[str, PublishedJo
         pipeline.hget(names.round(), "status")
         pipeline.exists(names.reducer())
     answers = iter(pipeline.execute() if known else ())
-    found = dict.fromkeys(job_ids, PublishedJob(known=False, status=None, reducer=False))
+    found = dict.fromkeys(job_ids, JobInBroker(known=False, status=None, reducer=False))
     for job_id, spec, status, reducer in zip(known, answers, answers, answers, strict=True):
-        found[job_id] = PublishedJob(bool(spec), status.decode() if status else None, bool(reducer))
+        found[job_id] = JobInBroker(bool(spec), status.decode() if status else None, bool(reducer))
     return found

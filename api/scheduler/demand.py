@@ -7,7 +7,7 @@ from typing import Any, Self
 from sqlalchemy import Engine, func, select, type_coerce
 
 from api.publication.outbox import SEAT
-from api.publication.publication import PublishedJob
+from api.publication.publication import JobInBroker
 from api.scheduler.seat_planner import Demand
 from api.scheduler.seat_writer import seats_wanted
 from api.stored_specs import StoredSpec
@@ -52,7 +52,7 @@ class Stored:
 
 
 def demands_of(
-    stored: Stored, published: Mapping[str, PublishedJob], workers: Sequence[WorkerInfo], now: int
+    stored: Stored, published: Mapping[str, JobInBroker], workers: Sequence[WorkerInfo], now: int
 ) -> list[Demand]:
     """The demand of each active job, oldest job first; `workers` are the online workers."""
     moved = _moved(stored, now)
@@ -70,12 +70,12 @@ def demands_of(
     return demands
 
 
-def is_finished(job: Any, published: PublishedJob) -> bool:
+def is_finished(job: Any, published: JobInBroker) -> bool:
     """Whether all rounds of a job are done."""
     return bool(published.status == "finished" or job.version >= job.rounds_total)
 
 
-def _demand(job: Any, published: PublishedJob, moved_ms: int | None) -> Demand:
+def _demand(job: Any, published: JobInBroker, moved_ms: int | None) -> Demand:
     spec = job.spec
     has_room = published.known or not published.no_room
     wanted = has_room and not is_finished(job, published)

@@ -23,7 +23,7 @@ from api.projection.archive import compact
 from api.projection.disk_reconcile import contradiction, give_up, reconcile
 from api.projection.row_retention import thin
 from api.publication.outbox import SEAT, Courier
-from api.publication.publication import PublishedJob, Publisher, broker_states
+from api.publication.publication import JobInBroker, Publisher, broker_states
 from api.scheduler.demand import Stored, demands_of, is_finished
 from api.scheduler.eligibility import Excluded, excluded
 from api.scheduler.machines import DISMISSED, Roll, admitted_machines, confined
@@ -137,7 +137,7 @@ class Dispatcher:
                     _touch(connection, job_id, _told(Reason("unreadable", why)), ACTIVE)
         return replace(stored, jobs=[job for job in stored.jobs if job not in unreadable]) if unreadable else stored
 
-    def _align(self, redis: Redis, stored: Stored, jobs: Mapping[str, PublishedJob]) -> None:
+    def _align(self, redis: Redis, stored: Stored, jobs: Mapping[str, JobInBroker]) -> None:
         """Pause the rounds of paused jobs, and of no others: a reducer may have opened rounds after the pause."""
         wrong = [job_id for job_id, its in jobs.items() if its.status == "paused"]
         paused = broker_states(redis, stored.paused)
@@ -162,7 +162,7 @@ class Dispatcher:
         self,
         redis: Redis,
         stored: Stored,
-        published: dict[str, PublishedJob],
+        published: dict[str, JobInBroker],
         registered: list[WorkerInfo],
         off: Mapping[str, str],
         now: int,
@@ -218,7 +218,7 @@ class Dispatcher:
         redis: Redis,
         scores: SeatEvaluators,
         stored: Stored,
-        published: Mapping[str, PublishedJob],
+        published: Mapping[str, JobInBroker],
         scoring: Sequence[HeldSeat],
         now: int,
     ) -> list[WaitingJob]:
@@ -237,7 +237,7 @@ class Dispatcher:
         self,
         redis: Redis,
         stored: Stored,
-        published: dict[str, PublishedJob],
+        published: dict[str, JobInBroker],
         demands: Sequence[Demand],
         share: Mapping[str, QueueShare],
     ) -> dict[str, str]:
@@ -251,7 +251,7 @@ class Dispatcher:
     def _situations(
         self,
         stored: Stored,
-        published: Mapping[str, PublishedJob],
+        published: Mapping[str, JobInBroker],
         missing: Mapping[str, Reason | None],
         out: Excluded,
         now: int,
@@ -345,7 +345,7 @@ class Dispatcher:
         with contextlib.suppress(ResponseError):  # for example out of memory: the next turn tries again
             give_orders(redis, {worker: order for worker, order in orders.items() if worker in there})
 
-    def _look_after(self, redis: Redis, stored: Stored, published: Mapping[str, PublishedJob], now: int) -> None:
+    def _look_after(self, redis: Redis, stored: Stored, published: Mapping[str, JobInBroker], now: int) -> None:
         """Do the periodic work that not every turn needs."""
         if now - self._reconciled > RECONCILE_MS:
             self._reconciled = now
@@ -359,7 +359,7 @@ class Dispatcher:
             self._courier.tidy()
             thin(self._database)
 
-    def _mend(self, redis: Redis, stored: Stored, published: Mapping[str, PublishedJob]) -> None:
+    def _mend(self, redis: Redis, stored: Stored, published: Mapping[str, JobInBroker]) -> None:
         """Give up rounds that contradict SQLite in two checks in a row: a single check may see a change half done."""
         doubtful: dict[str, str] = {}
         for job in stored.jobs:

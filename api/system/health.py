@@ -11,7 +11,7 @@ from sqlmodel import col
 
 from api.broker import Broker
 from api.database import Database, now_ms
-from api.publication.publication import PublishedJob, broker_states
+from api.publication.publication import JobInBroker, broker_states
 from api.schemas import DependencyPublic, Readiness
 from api.system.background import Background
 from api.tables import Job
@@ -86,7 +86,7 @@ class HealthService:
         return run is not None and mine and not self._others <= run.pids.keys()
 
 
-def _is_looked_after(job: PublishedJob) -> bool:
+def _is_looked_after(job: JobInBroker) -> bool:
     """Whether a job has a live reducer, or is finished and needs none."""
     return job.reducer or job.status == "finished"
 

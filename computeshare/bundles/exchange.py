@@ -46,7 +46,7 @@ Put = Callable[[str, memoryview], object]
 
 
 @dataclass(frozen=True, slots=True)
-class FetchedPieces:
+class FetchProgress:
     """How far a process has come: bytes of the files that it wants, and all bytes over the wire."""
 
     done_bytes: int
@@ -61,7 +61,7 @@ def fetch(
     digest: str,
     only: Sequence[str] = (),
     goes_on: Callable[[], bool] = lambda: True,
-    progress: Callable[[FetchedPieces], object] = lambda _: None,
+    progress: Callable[[FetchProgress], object] = lambda _: None,
     worker: str = "",
 ) -> None:
     """Fetch the files of a bundle, or those whose paths start with one of `only`, as far as they are not in the store.
@@ -86,7 +86,7 @@ def fetch(
 
 
 def _fetch(
-    exchange: "PieceExchange", store: BundleStore, only: Sequence[str], progress: Callable[[FetchedPieces], object]
+    exchange: "PieceExchange", store: BundleStore, only: Sequence[str], progress: Callable[[FetchProgress], object]
 ) -> None:
     digest = exchange.digest
     try:
@@ -100,7 +100,7 @@ def _fetch(
     store.make_room(left)
 
     def tell() -> None:
-        progress(FetchedPieces(total - left, total, exchange.wire.bytes_sent, exchange.wire.bytes_received))
+        progress(FetchProgress(total - left, total, exchange.wire.bytes_sent, exchange.wire.bytes_received))
 
     def put(piece: str, data: memoryview) -> None:
         nonlocal left

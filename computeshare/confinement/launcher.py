@@ -22,7 +22,7 @@ _CAPABILITIES = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 
 @dataclass(frozen=True, slots=True)
 class LaunchOrder:
-    """What to give up."""
+    """What a launched process gives up."""
 
     parent: int
     """Id of the process with which this one ends; 0: another sees to that."""

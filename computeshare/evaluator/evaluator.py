@@ -54,7 +54,7 @@ LONGEST = 250
 log = structlog.get_logger()
 
 
-class JobScorer(Protocol):
+class ArtifactScorer(Protocol):
     """Scores the checkpoints of one job, here or elsewhere."""
 
     def score(self, artifacts: Artifacts, token: Token, part: ScoredPart) -> PartScore:
@@ -73,7 +73,7 @@ class ForJob:
 
     job_id: str
     holder: str
-    scorer: JobScorer
+    scorer: ArtifactScorer
 
 
 @dataclass
@@ -130,7 +130,7 @@ class Evaluator:
         self._served: dict[str, int] = {}
         self._turns = 0
         self._specs: dict[str, JobSpec | None] = {}
-        self._scorers: dict[str, JobScorer] = {}
+        self._scorers: dict[str, ArtifactScorer] = {}
         """By job; at most one, that of the job scored last."""
         self._remarks = Seldom(REMARK_EVERY_S)
 
@@ -355,7 +355,7 @@ class Evaluator:
 
     def _scored(self, artifacts: Artifacts, spec: JobSpec, token: Token, part: ScoredPart) -> dict[str, Any]:
         """The score of a checkpoint on a part of the data, as `score.json` holds it; stores a classifier's counts by
-        class. Raises LostClaim, and as `JobScorer.score`.
+        class. Raises LostClaim, and as `ArtifactScorer.score`.
         """
         try:
             result = self._scorer(artifacts.folder.name, spec).score(artifacts, token, part)
@@ -366,7 +366,7 @@ class Evaluator:
             artifacts.save_classes(token, part, result.classes.model_dump())
         return document_of(result, spec.facts.metric)
 
-    def _scorer(self, job_id: str, spec: JobSpec) -> JobScorer:
+    def _scorer(self, job_id: str, spec: JobSpec) -> ArtifactScorer:
         """What scores the job, kept until another job's is asked for."""
         if self._only:
             return self._only.scorer

@@ -14,7 +14,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from computeshare.errors import CodecError, Interrupted
-from computeshare.gossip.peer_weights import PublishedWeights
+from computeshare.gossip.peer_weights import PublishedNotice
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
 from computeshare.strategies.base import Averaging
 from computeshare.types import Message, Vector
@@ -26,18 +26,18 @@ LATE = 0.5
 to where the other was. With a distance x, a share f and a delay of one unit, x[t+1] = x[t] - 2 f x[t-1].
 """
 log = structlog.get_logger()
-Decode = Callable[[PublishedWeights, Message], "tuple[Vector, Vector] | None"]
+Decode = Callable[[PublishedNotice, Message], "tuple[Vector, Vector] | None"]
 """The parameters (d,) and buffers (b,) of a peer's message; None: they cannot be told now. Raises CodecError."""
-Choose = Callable[[Mapping[str, PublishedWeights]], str | None]
+Choose = Callable[[Mapping[str, PublishedNotice]], str | None]
 """Of the other peers, the one to exchange with; None: with none."""
-Read = tuple[PublishedWeights, Message]
+Read = tuple[PublishedNotice, Message]
 """A peer's entry and its message."""
 
 
 class Source(Protocol):
     """Where the others' weights are, as `PeerWeights`."""
 
-    def others(self) -> Mapping[str, PublishedWeights]: ...
+    def others(self) -> Mapping[str, PublishedNotice]: ...
     def read(self, worker: str, parts: int) -> Read | None: ...
 
 
@@ -46,7 +46,7 @@ class FetchedWeights:
     """Another peer's weights."""
 
     worker: str
-    published: PublishedWeights
+    published: PublishedNotice
     parameters: Vector
     buffers: Vector
 
@@ -130,14 +130,14 @@ class PeerExchange:
             return True
         return False
 
-    def begin(self, suits: Callable[[PublishedWeights], bool]) -> FetchedWeights | None:
+    def begin(self, suits: Callable[[PublishedNotice], bool]) -> FetchedWeights | None:
         """The weights of any other peer that `suits`; what was asked for before is no longer wanted. None: nobody's can
         be decoded, or they do not come in time.
         """
         self.late, self._coming = self._coming or self.late, None
         tried: set[str] = set()
 
-        def choose(others: Mapping[str, PublishedWeights]) -> str | None:
+        def choose(others: Mapping[str, PublishedNotice]) -> str | None:
             return self.partners.any_of(
                 sorted(name for name, one in others.items() if name not in tried and suits(one))
             )
@@ -150,8 +150,8 @@ class PeerExchange:
             tried.add(self._asked)
 
     def answer(self, patience_s: float = math.inf) -> FetchedWeights | None:
-        """Wait up to `patience_s` for the requested peer's weights. None: they have not arrived, or nothing was
-        requested. The peer's score changes when they arrive, or once they have taken longer than `timeout_ms`.
+        """Wait up to `patience_s` for the requested peer's weights. None: they have not arrived, cannot be used,
+        or were not requested. The peer's score changes when they arrive, or once they have taken `timeout_ms`.
 
         They are decoded here, not when they are read: the version they refer to may have been loaded since.
         """
@@ -225,7 +225,7 @@ class PeerExchange:
         self._read_bytes += sum(len(part) for part in found[1] if part is not None)
         return found
 
-    def _decoded(self, published: PublishedWeights, message: Message) -> FetchedWeights | None:
+    def _decoded(self, published: PublishedNotice, message: Message) -> FetchedWeights | None:
         decoded = self._decode(published, message)
         if decoded is None:
             return None

@@ -11,7 +11,7 @@ import structlog
 from computeshare.codecs.base import Codec
 from computeshare.codecs.messages import decode_update, update_parts
 from computeshare.gossip.exchange import ExchangeReport, Partners, PeerExchange, Source
-from computeshare.gossip.peer_weights import PublishedWeights
+from computeshare.gossip.peer_weights import PublishedNotice
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
 from computeshare.strategies.base import Averaging
 from computeshare.tensors.layout import Layout, Weights
@@ -137,7 +137,7 @@ class PeerReplica:
             self._own = Weights(found.parameters, found.buffers, self._own.counters)
         self._momentum = np.zeros_like(self._own.parameters if self._averaging.outer_momentum else self._momentum)
 
-    def _decode(self, published: PublishedWeights, message: Message) -> tuple[Vector, Vector] | None:
+    def _decode(self, published: PublishedNotice, message: Message) -> tuple[Vector, Vector] | None:
         """None: the other has another reference, for which neither is to blame."""
         reference = self._references.get(published.token)
         if reference is None:

@@ -24,8 +24,8 @@ GROUP_S = 60
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedWeights:
-    """A peer's newest published weights."""
+class PublishedNotice:
+    """What a peer says of its newest published weights."""
 
     token: str
     """The version from which they are a difference."""
@@ -41,7 +41,7 @@ class PublishedWeights:
         return f"{self.token}|{self.units}|{self.loss:.9g}|{self.at_ms}"
 
     @classmethod
-    def parse(cls, entry: bytes) -> "PublishedWeights | None":
+    def parse(cls, entry: bytes) -> "PublishedNotice | None":
         """Parse the broker's entry; None: it is none."""
         try:
             token, units, loss, at_ms = entry[:LONGEST_ENTRY].decode().split("|")
@@ -60,7 +60,7 @@ class PeerWeights:
         """`peers_key`, `peer_key`: as `JobKeys.peers` and `JobKeys.peer`; `own`: the peer that reads."""
         self._reading = Channel(redis, wires)
         self._peers_key, self._peer_key, self._own = peers_key, peer_key, own
-        self._listed: dict[str, PublishedWeights] = {}
+        self._listed: dict[str, PublishedNotice] = {}
         self._listed_at = -math.inf
 
     @classmethod
@@ -69,24 +69,24 @@ class PeerWeights:
         job = JobKeys(job_id)
         return cls(redis, job.peers(), job.peer, worker, wires)
 
-    def others(self) -> Mapping[str, PublishedWeights]:
+    def others(self) -> Mapping[str, PublishedNotice]:
         """Each other peer that has published weights and has not left; of `LISTED_S` ago, if there were any."""
         if not self._listed or time.monotonic() > self._listed_at + LISTED_S:
             self._listed, self._listed_at = self._list(), time.monotonic()
         return self._listed
 
-    def read(self, worker: str, parts: int) -> tuple[PublishedWeights, Message] | None:
+    def read(self, worker: str, parts: int) -> tuple[PublishedNotice, Message] | None:
         """A peer's newest weights: what is known of them, and their message. None: they are gone."""
         asked = [["HGET", self._peers_key, worker], ["HMGET", self._peer_key(worker), *range(parts)]]
         *_, (entry, message) = self._reading.exchange([["MULTI"], *asked, ["EXEC"]], large=True)
-        published = PublishedWeights.parse(entry) if entry else None
+        published = PublishedNotice.parse(entry) if entry else None
         return (published, message) if published and None not in message else None
 
-    def _list(self) -> dict[str, PublishedWeights]:
+    def _list(self) -> dict[str, PublishedNotice]:
         return self._others(self._reading.exchange([["HGETALL", self._peers_key]])[0])
 
-    def _others(self, entries: Any) -> dict[str, PublishedWeights]:
-        found = {name.decode(): PublishedWeights.parse(entry) for name, entry in pairs(entries)}
+    def _others(self, entries: Any) -> dict[str, PublishedNotice]:
+        found = {name.decode(): PublishedNotice.parse(entry) for name, entry in pairs(entries)}
         return {name: published for name, published in found.items() if published and name != self._own}
 
 
@@ -100,7 +100,7 @@ class GroupWeights(PeerWeights):
     def publish(self, token: str, units: int, loss: float, message: Sequence[Blob]) -> None:
         """Replace this process's weights, at once for whoever reads them."""
         ((now_s, now_us),) = self._writing.exchange([["TIME"]])
-        about = PublishedWeights(token, units, loss, 1000 * int(now_s) + int(now_us) // 1000)
+        about = PublishedNotice(token, units, loss, 1000 * int(now_s) + int(now_us) // 1000)
         commands = [*staging(self._peer_key(self._own), message, GROUP_S)]
         commands += [["HSET", self._peers_key, self._own, str(about)], ["EXPIRE", self._peers_key, GROUP_S]]
         self._writing.exchange([["MULTI"], *commands, ["EXEC"]], large=True)
@@ -109,7 +109,7 @@ class GroupWeights(PeerWeights):
         """Remove this process's weights."""
         self._writing.exchange([["HDEL", self._peers_key, self._own], ["UNLINK", self._peer_key(self._own)]])
 
-    def _list(self) -> dict[str, PublishedWeights]:
+    def _list(self) -> dict[str, PublishedNotice]:
         """Without those that have published nothing lately."""
         entries, (now_s, _) = self._reading.exchange([["HGETALL", self._peers_key], ["TIME"]])
         oldest_ms = 1000 * (int(now_s) - GROUP_S)

@@ -15,7 +15,7 @@ import structlog
 from computeshare.codecs.base import Codec
 from computeshare.codecs.messages import decode_update, largest_update, update_parts
 from computeshare.errors import CodecError, LostClaim
-from computeshare.gossip.peer_weights import PublishedWeights
+from computeshare.gossip.peer_weights import PublishedNotice
 from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.refusal import Received
 from computeshare.protocol.round_store import RoundState
@@ -136,7 +136,7 @@ class PeersMean:
     def _read(self, worker: str, parameters: Vector, room: memoryview) -> tuple[Vector, Vector] | None:
         """The parameters (d,) minus a peer's, and its buffers (b,); `room`: to receive its message."""
         entry, message = self._session.newest_of(worker, update_parts(self._layout), room)
-        published = PublishedWeights.parse(entry) if entry else None
+        published = PublishedNotice.parse(entry) if entry else None
         reference = self._references.get(published.token) if published else None
         if message is None or reference is None:
             return None

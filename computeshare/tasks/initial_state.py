@@ -41,7 +41,7 @@ class InitialState(Protocol):
 
 
 @dataclass(frozen=True)
-class BuiltState:
+class BuiltInitialState:
     """The beginning of a job whose model this release builds, from the job's seed."""
 
     task: Task
@@ -115,4 +115,4 @@ def initial_state_of(spec: JobSpec, bundles: BundleStore) -> InitialState:
         case RecipeTask() as recipe:
             return RecipeInitialState(recipe.recipe_facts, bundles)
         case _:
-            return BuiltState(task_of(spec), spec.seed)
+            return BuiltInitialState(task_of(spec), spec.seed)

@@ -14,7 +14,7 @@ from computeshare.codecs.messages import UpdateEncoder, decode_update, update_pa
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import SettingsError
 from computeshare.gossip.exchange import Partners, PeerExchange
-from computeshare.gossip.peer_weights import GroupWeights, PublishedWeights
+from computeshare.gossip.peer_weights import GroupWeights, PublishedNotice
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
 from computeshare.strategies.base import Averaging
 from computeshare.strategies.registry import parse_strategy
@@ -94,7 +94,7 @@ class Connection:
         except RedisError as error:  # the next may go through
             log.warning("weights not published", name=self.name, error=str(error))
 
-    def _decode(self, published: PublishedWeights, message: Message) -> tuple[Vector, Vector] | None:
+    def _decode(self, published: PublishedNotice, message: Message) -> tuple[Vector, Vector] | None:
         """None: the other trains another model."""
         if published.token != self._token:
             self._remarks.tell(log.warning, "a process of the group trains another model", name=self.name)

@@ -19,7 +19,7 @@ from computeshare.training import devices, selftest
 from computeshare.training.execution import execution_of
 from computeshare.training.local_replica import LocalReplica
 from computeshare.training.replica import Replica
-from computeshare.training.work_units import AnyReplica, Compute, SelfTest, kind_with
+from computeshare.training.work_units import AnyReplica, Compute, SelfTestResult, kind_with
 from computeshare.types import Kind, Precision, Vector
 
 
@@ -66,7 +66,7 @@ class LocalComputation(devices.OnDevice):
     def frozen(self) -> str:
         return frozen_digest(self.instance.module)
 
-    def test(self) -> SelfTest:
+    def test(self) -> SelfTestResult:
         return selftest.run(self.instance, self.torch_device)
 
     def saved_bytes_in_bfloat16(self) -> int:

@@ -26,7 +26,7 @@ from computeshare.tensors.layout import Layout
 from computeshare.training import devices
 from computeshare.training.execution import PLAIN, Execution
 from computeshare.training.replica import Replica
-from computeshare.training.work_units import SelfTest
+from computeshare.training.work_units import SelfTestResult
 from computeshare.types import Vector
 
 TIMES = 3
@@ -59,7 +59,7 @@ Make = Callable[[TaskInstance, torch.device, TrialBatch], Compute]
 CPU = torch.device("cpu")
 
 
-def run(subject: TaskInstance, device: torch.device, make: Make | None = None) -> SelfTest:
+def run(subject: TaskInstance, device: torch.device, make: Make | None = None) -> SelfTestResult:
     """Test a device with a model.
 
     Args:
@@ -76,7 +76,7 @@ def run(subject: TaskInstance, device: torch.device, make: Make | None = None) -
             del compute
             error, trouble = compare_gradients(subject, device, reference, make)
     told = f"its {devices.describe(device)} computes {subject.task.name} wrongly: {trouble}" if trouble else ""
-    return SelfTest(error, time.perf_counter() - started, saved_bytes, told)
+    return SelfTestResult(error, time.perf_counter() - started, saved_bytes, told)
 
 
 def saved_bytes_in_bfloat16(subject: TaskInstance) -> int:

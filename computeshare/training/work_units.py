@@ -37,7 +37,7 @@ class Compilation:
 
 
 @dataclass(frozen=True, slots=True)
-class SelfTest:
+class SelfTestResult:
     """The result of a device's self-test.
 
     `error` is the largest relative distance of a tensor's gradient; `saved_bytes` the bytes per sample that the forward
@@ -121,7 +121,7 @@ class Computation(Protocol):
     @property
     def memory(self) -> MemoryMeter: ...
 
-    def test(self) -> SelfTest:
+    def test(self) -> SelfTestResult:
         """Test the device with the model, as `selftest.run`."""
 
     def saved_bytes_in_bfloat16(self) -> int:

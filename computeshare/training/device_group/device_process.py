@@ -19,7 +19,7 @@ from computeshare.training.recipe_process.connection import ProcessConnection
 from computeshare.training.recipe_process.process import ProcessMemory
 from computeshare.training.recipe_process.replica import RecipeReplica
 from computeshare.training.recipe_process.shared_vectors import SharedVectors, allocate
-from computeshare.training.work_units import SelfTest
+from computeshare.training.work_units import SelfTestResult
 
 SERVER = "computeshare.training.device_group.server"
 LIMIT_S = 24 * 3600.0
@@ -68,9 +68,9 @@ class DeviceProcess:
         self.device: str = opened.device
         self.memory = ProcessMemory(opened)
 
-    def test(self) -> SelfTest:
+    def test(self) -> SelfTestResult:
         told, _ = self._connection.ask(messages.Test(), messages.Tested)
-        return SelfTest(told.error, told.seconds, told.saved_bytes, told.trouble)
+        return SelfTestResult(told.error, told.seconds, told.saved_bytes, told.trouble)
 
     def replica(self, spec: JobSpec) -> RecipeReplica:
         built, _ = self._connection.ask(messages.Build(spec=spec.model_dump_json()), messages.Built)

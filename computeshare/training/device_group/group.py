@@ -18,7 +18,7 @@ from computeshare.training.work_units import (
     Compute,
     InnerState,
     MemoryMeter,
-    SelfTest,
+    SelfTestResult,
 )
 from computeshare.types import Kind, Precision, Vector
 
@@ -34,7 +34,7 @@ class Member(Protocol):
     def device(self) -> str: ...
     @property
     def memory(self) -> MemoryMeter: ...
-    def test(self) -> SelfTest: ...
+    def test(self) -> SelfTestResult: ...
     def replica(self, spec: JobSpec) -> AnyReplica: ...
     def close(self) -> None: ...
 
@@ -100,7 +100,7 @@ class GroupComputation:
     def kind(self) -> Kind:
         return self._first.kind
 
-    def test(self) -> SelfTest:
+    def test(self) -> SelfTestResult:
         """Test each device; the result of the first that fails, else of the one farthest from the CPU."""
         trials = [one.test() for one in self._members]
         return max(trials, key=lambda trial: (bool(trial.trouble), trial.error))

@@ -154,7 +154,7 @@ class Opened(Head):
 
 
 class Tested(Head):
-    """As `SelfTest`."""
+    """As `SelfTestResult`."""
 
     say: Literal["tested"] = "tested"
     error: float

@@ -34,7 +34,7 @@ from computeshare.training.recipe_process.channel import SocketChannel
 from computeshare.training.recipe_process.connection import STEP_LIMIT_S, ProcessConnection
 from computeshare.training.recipe_process.replica import RecipeReplica, walk
 from computeshare.training.recipe_process.shared_vectors import SharedVectors, allocate
-from computeshare.training.work_units import Compute, SelfTest
+from computeshare.training.work_units import Compute, SelfTestResult
 from computeshare.types import Kind, Precision, Vector, plain
 
 if TYPE_CHECKING:
@@ -183,10 +183,10 @@ class RecipeProcess:
         self._parts.add(part)
         return self
 
-    def test(self) -> SelfTest:
+    def test(self) -> SelfTestResult:
         told, _ = self._connection.ask(messages.Test(), messages.Tested)
         self._memory.hear(told.memory)
-        return SelfTest(told.error, told.seconds, told.saved_bytes, plain(told.trouble))
+        return SelfTestResult(told.error, told.seconds, told.saved_bytes, plain(told.trouble))
 
     def saved_bytes_in_bfloat16(self) -> int:
         return self._connection.ask(messages.MeasureSaved(), messages.Number)[0].value

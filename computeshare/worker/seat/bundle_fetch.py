@@ -7,7 +7,7 @@ from dataclasses import replace
 import structlog
 from redis import Redis
 
-from computeshare.bundles.exchange import FetchedPieces, fetch
+from computeshare.bundles.exchange import FetchProgress, fetch
 from computeshare.bundles.store import BundleStore, cache_limit
 from computeshare.jobspec.memory_estimate import allowed_bytes
 from computeshare.runtime.log_lines import Seldom
@@ -24,7 +24,7 @@ def fetched(
     digests: tuple[str, ...],
     settings: Settings,
     goes_on: Callable[[], bool],
-    progress: Callable[[FetchedPieces], object],
+    progress: Callable[[FetchProgress], object],
     only: Sequence[str] = (),
     worker: str = "",
 ) -> Iterator[None]:
@@ -41,7 +41,7 @@ def fetched(
     store = BundleStore(settings.bundles_dir, cache_limit(settings.bundles_dir, allowed_bytes(settings.cache)))
     seldom, before, last = Seldom(TOLD_EVERY_S), (0, 0), (0, 0)
 
-    def tell(now: FetchedPieces) -> None:
+    def tell(now: FetchProgress) -> None:
         nonlocal last
         last = before[0] + now.bytes_sent, before[1] + now.bytes_received
         progress(replace(now, bytes_sent=last[0], bytes_received=last[1]))

@@ -12,7 +12,7 @@ import structlog
 import torch
 from redis import Redis
 
-from computeshare.bundles.exchange import FetchedPieces, fetch
+from computeshare.bundles.exchange import FetchProgress, fetch
 from computeshare.bundles.store import BundleStore, cache_limit
 from computeshare.checkpoints.part_score import PartScore
 from computeshare.checkpoints.scorers import CheckpointScorer, LocalScorer
@@ -89,7 +89,7 @@ class ScoringSeat:
         folder, self._data = settings.bundles_dir, settings.data_dir
         self._store = BundleStore(folder, cache_limit(folder, allowed_bytes(settings.cache)))
         self._version = 0
-        self._fetched = FetchedPieces(0, 0, 0, 0)
+        self._fetched = FetchProgress(0, 0, 0, 0)
         self._loaded = ExitStack()
         self._scorer: CheckpointScorer | None = None
         self._teller = Teller(self._progress)
@@ -177,7 +177,7 @@ class ScoringSeat:
         log.warning("scoring on the CPU, since the device failed its self-test", error=trial.trouble)
         return open_recipe(spec, recipe, "cpu", self.settings, spec.scored_part)
 
-    def _tell(self, now: FetchedPieces) -> None:
+    def _tell(self, now: FetchProgress) -> None:
         self._fetched = now
 
     def _progress(self) -> SeatProgress:

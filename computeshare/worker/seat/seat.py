@@ -17,7 +17,7 @@ import structlog
 from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
-from computeshare.bundles.exchange import FetchedPieces
+from computeshare.bundles.exchange import FetchProgress
 from computeshare.codecs.messages import UpdateEncoder, feedback_of, in_parts
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import ArtifactError, CodecError, Fenced, Interrupted, JobGone, RecipeError, SpecError, Unfit
@@ -396,7 +396,7 @@ class SeatSession:
         """This seat's progress, for the worker's display."""
         status = self.status
         state = ("working" if status.is_working else "waiting") if status.is_loaded else "loading"
-        files = status.fetched or FetchedPieces(0, 0, 0, 0)
+        files = status.fetched or FetchProgress(0, 0, 0, 0)
         moved = files.bytes_sent, files.bytes_received
         for wires in (self.wires, *self.others):
             moved = moved[0] + wires.bytes_sent, moved[1] + wires.bytes_received
@@ -406,7 +406,7 @@ class SeatSession:
         units, stopped = (devices.units, sorted(devices.stopped)) if devices else ((), ())
         return SeatProgress(state, *about, *moved, *lacking, tuple(units), tuple(stopped))
 
-    def _tell_fetched(self, now: FetchedPieces) -> None:
+    def _tell_fetched(self, now: FetchProgress) -> None:
         self.status.fetched = now
 
     def _goes_on(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from computeshare.bundles.exchange import FetchedPieces
+from computeshare.bundles.exchange import FetchProgress
 from computeshare.codecs.feedback import Feedback
 from computeshare.errors import CodecError, Interrupted, JobGone
 from computeshare.jobspec.spec import JobSpec
@@ -53,7 +53,7 @@ class SeatStatus:
     """Whether the seat computes or sends updates."""
     version: int = 0
     samples: int = 0
-    fetched: FetchedPieces | None = None
+    fetched: FetchProgress | None = None
     """How far the seat has come with the files that the job needs; None: it fetched none."""
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from computeshare import __version__
 from computeshare.runtime.private_files import write_private
 from computeshare.training import devices
-from computeshare.training.work_units import Computation, SelfTest
+from computeshare.training.work_units import Computation, SelfTestResult
 
 FOLDER = "selftests"
 
 
-def checked(computation: Computation, home: Path) -> SelfTest:
+def checked(computation: Computation, home: Path) -> SelfTestResult:
     """Test a device with a model, or return the passed trial stored in `home`.
 
     Failed trials are not stored, so that a repaired machine is tested again.
@@ -35,9 +35,9 @@ def _identity(computation: Computation) -> str:
     return sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _remembered(path: Path) -> SelfTest | None:
+def _remembered(path: Path) -> SelfTestResult | None:
     try:
-        trial = SelfTest(**json.loads(path.read_bytes()))
+        trial = SelfTestResult(**json.loads(path.read_bytes()))
         return trial if not trial.trouble and trial.saved_bytes >= 0 and trial.error >= 0 else None
     except (OSError, ValueError, TypeError):
         return None

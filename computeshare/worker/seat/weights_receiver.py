@@ -56,7 +56,7 @@ class WeightsReceiver:
 
     @property
     def news(self) -> "WeightsReceiver | None":
-        """This inbox, if weights are small enough to come with the notice of their version."""
+        """This receiver, if weights are small enough to come with the notice of their version."""
         return self if self._is_news else None
 
     def look_out(self, token: str) -> None:

@@ -17,7 +17,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from computeshare.bundles import exchange as exchange_module
-from computeshare.bundles.exchange import FetchedPieces, fetch
+from computeshare.bundles.exchange import FetchProgress, fetch
 from computeshare.bundles.manifest import PIECE_BYTES, Manifest
 from computeshare.bundles.piece_server import MOST_WANTING, PieceServer
 from computeshare.bundles.store import BundleStore
@@ -90,7 +90,7 @@ def test_a_worker_fetches_what_it_needs_first_and_then_the_rest(
 ) -> None:
     manifest = made(origin, tmp_path / "s", train__a=2 * PIECE_BYTES + 9, train__b=100, test__a=PIECE_BYTES)
     serving(PieceServer(origin))
-    store, told = BundleStore(tmp_path / "cache", 10**9), list[FetchedPieces]()
+    store, told = BundleStore(tmp_path / "cache", 10**9), list[FetchProgress]()
     fetch(redis, store, manifest.digest, ("train/",), progress=told.append)
     assert store.has(manifest.digest, ("train/",)) and not store.has(manifest.digest)
     size = 2 * PIECE_BYTES + 109
@@ -110,7 +110,7 @@ def test_what_was_damaged_in_a_cache_is_fetched_anew(
 ) -> None:
     manifest = made(origin, tmp_path / "s", a=2 * PIECE_BYTES + 9)
     serving(PieceServer(origin))
-    store, told = BundleStore(tmp_path / "cache", 10**9), list[FetchedPieces]()
+    store, told = BundleStore(tmp_path / "cache", 10**9), list[FetchProgress]()
     fetch(redis, store, manifest.digest)
     with open(store.open_files(manifest.digest) / "a", "r+b") as file:
         file.write(b"\0\0\0\0\0\0\0\0")
@@ -274,7 +274,7 @@ def test_a_broker_that_comes_back_empty_delays_a_worker(
     serving(PieceServer(origin))
     store, killed = BundleStore(tmp_path / "cache", 10**9), list[int]()
 
-    def kill_once(progress: FetchedPieces) -> None:
+    def kill_once(progress: FetchProgress) -> None:
         if progress.done_bytes >= 4 * PIECE_BYTES and not killed:
             killed.append(progress.done_bytes)
             os.kill(broker.pid, 9)
@@ -290,7 +290,7 @@ def test_a_worker_that_is_asked_to_leave_stops_and_keeps_what_it_has(
 ) -> None:
     manifest = made(origin, tmp_path / "s", a=8 * PIECE_BYTES)
     serving(PieceServer(origin))
-    store, told = BundleStore(tmp_path / "cache", 10**9), list[FetchedPieces]()
+    store, told = BundleStore(tmp_path / "cache", 10**9), list[FetchProgress]()
     with pytest.raises(Interrupted):
         fetch(redis, store, manifest.digest, goes_on=lambda: len(told) < 4, progress=told.append)
     assert len(store.missing(manifest)) == 8 - 3

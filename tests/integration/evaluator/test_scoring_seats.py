@@ -25,7 +25,7 @@ from computeshare.queue.seats import SCORING
 from computeshare.runtime.signatures import SigningKey
 from computeshare.settings import Settings
 from computeshare.tasks.metrics import score as score_of
-from computeshare.training.work_units import SelfTest
+from computeshare.training.work_units import SelfTestResult
 from computeshare.types import Token
 from computeshare.worker.seat import scoring_seat
 from computeshare.worker.seat.scoring_seat import ScoringSeat
@@ -247,5 +247,5 @@ def test_a_device_that_fails_its_self_test_scores_nothing(plane: Plane, monkeypa
     assert session._device().type == "cpu"
     monkeypatch.setattr(scoring_seat, "choose_device", lambda *_: torch.device("mps"))  # this machine has none
     for trouble, scores_on in (("", "mps"), ("it computes wrongly", "cpu")):
-        monkeypatch.setattr(scoring_seat, "checked", lambda *_, why=trouble: SelfTest(0.0, 0.0, 0, why))
+        monkeypatch.setattr(scoring_seat, "checked", lambda *_, why=trouble: SelfTestResult(0.0, 0.0, 0, why))
         assert session._device().type == scores_on

@@ -14,7 +14,7 @@ from computeshare.codecs.registry import CODECS, EXACT
 from computeshare.errors import Interrupted
 from computeshare.gossip.exchange import LEAST, ExchangeReport, Partners
 from computeshare.gossip.peer_replica import PeerReplica
-from computeshare.gossip.peer_weights import PublishedWeights
+from computeshare.gossip.peer_weights import PublishedNotice
 from computeshare.strategies.gossip import GossipStrategy
 from computeshare.tensors.layout import Layout, Tensor, Weights
 from computeshare.training.work_units import Compilation, Take, Update
@@ -60,16 +60,16 @@ class Board:
     """Other peers' published weights."""
 
     def __init__(self, **others: tuple[str, Message]) -> None:
-        self.published = {name: PublishedWeights(token, 7, 0.25, 0) for name, (token, _) in others.items()}
+        self.published = {name: PublishedNotice(token, 7, 0.25, 0) for name, (token, _) in others.items()}
         self.messages = {name: message for name, (_, message) in others.items()}
         self.error: Exception | None = None
         self.open = Event()
         self.open.set()
 
-    def others(self) -> Mapping[str, PublishedWeights]:
+    def others(self) -> Mapping[str, PublishedNotice]:
         return self.published
 
-    def read(self, worker: str, parts: int) -> tuple[PublishedWeights, Message] | None:
+    def read(self, worker: str, parts: int) -> tuple[PublishedNotice, Message] | None:
         self.open.wait(30)
         if self.error:
             raise self.error
@@ -238,7 +238,7 @@ def test_an_exchange_that_fails_costs_nothing_but_the_others_score(error: Except
 def test_weights_too_large_to_average_with_are_left_out() -> None:
     board = Board()
     found, _, _ = peer(board)
-    board.published["other"], board.messages["other"] = PublishedWeights(FIRST, 7, 0.25, 0), message(-3e38)
+    board.published["other"], board.messages["other"] = PublishedNotice(FIRST, 7, 0.25, 0), message(-3e38)
     assert [found.compute(unit).vector[0] for unit in range(3)] == [-1, -2, -3]
     assert found.report().met == {}
 
@@ -260,7 +260,7 @@ def test_a_peer_that_joins_passes_over_weights_that_are_not_valid_or_just_replac
     bad = {f"bad{number}": (FIRST, message(np.nan)) for number in range(4)}
     board = Board(**bad, moved=(FIRST, message(-1)), other=(FIRST, message(-8)))
     read = board.read
-    moved = PublishedWeights(SECOND, 7, 0.25, 0), message(-1)
+    moved = PublishedNotice(SECOND, 7, 0.25, 0), message(-1)
     board.read = lambda worker, parts: moved if worker == "moved" else read(worker, parts)  # type: ignore[method-assign]
     found, stepper, _ = peer(board)
     found.compute(0)
@@ -340,7 +340,7 @@ def test_an_earlier_version_is_still_the_reference_when_its_memory_holds_the_nex
     memory.parameters[...] = 50
     found.load(memory)
     found._own = weights(0)
-    board.published["other"], board.messages["other"] = PublishedWeights(SECOND, 7, 0.25, 0), message(-4)
+    board.published["other"], board.messages["other"] = PublishedNotice(SECOND, 7, 0.25, 0), message(-4)
     found.compute(0)
     assert found.compute(1).vector.tolist() == [50 - 3.5] * SIZE, "from 50, between 1 and 4, and a step"
 
@@ -402,5 +402,5 @@ def test_a_lossy_codec_rounds_the_difference_and_no_more() -> None:
 
 @pytest.mark.parametrize("entry", [b"", b"x", b"t|1|nan|5", b"t|x|1.0|5", b"t|1|1.0", b"\xff|1|1.0|5"])
 def test_an_entry_that_no_script_wrote_is_none(entry: bytes) -> None:
-    assert PublishedWeights.parse(entry) is None
-    assert PublishedWeights.parse(b"t|12|0.5|99") == PublishedWeights("t", 12, 0.5, 99)
+    assert PublishedNotice.parse(entry) is None
+    assert PublishedNotice.parse(b"t|12|0.5|99") == PublishedNotice("t", 12, 0.5, 99)

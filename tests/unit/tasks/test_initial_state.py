@@ -9,7 +9,7 @@ from computeshare.bundles.store import BundleStore
 from computeshare.errors import BundleError, RecipeError
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.recipe_facts import INITIAL
-from computeshare.tasks.initial_state import BuiltState, RecipeInitialState, initial_state_of
+from computeshare.tasks.initial_state import BuiltInitialState, RecipeInitialState, initial_state_of
 from computeshare.tasks.modules import frozen_digest, layout_of, weights_of
 from computeshare.tasks.registry import task_of
 from tests.support.recipe_jobs import recipe_spec, stored_facts
@@ -41,7 +41,7 @@ def test_another_job_begins_from_its_seed(tmp_path: Path) -> None:
     spec = JobSpec(dataset="digits", model="mlp", seed=5)
     state = initial_state_of(spec, BundleStore(tmp_path))
     expected = task_of(spec).module(5)
-    assert isinstance(state, BuiltState)
+    assert isinstance(state, BuiltInitialState)
     assert state.layout == layout_of(expected) and (state.has_frozen, state.frozen) == (False, "")
     assert state.layout.digest(state.weights()) == state.layout.digest(weights_of(expected, state.layout))
 

@@ -11,7 +11,7 @@ import pytest
 from redis import Redis
 from structlog.testing import capture_logs
 
-from computeshare.bundles.exchange import FetchedPieces
+from computeshare.bundles.exchange import FetchProgress
 from computeshare.bundles.manifest import PIECE_BYTES, Manifest
 from computeshare.bundles.piece_server import PieceServer
 from computeshare.bundles.store import BundleStore
@@ -68,7 +68,7 @@ def test_a_seat_has_all_bundles_of_its_job_and_counts_their_bytes(
     redis: Redis, origin: BundleStore, tmp_path: Path
 ) -> None:
     manifests = [added(origin, tmp_path / "a", PIECE_BYTES + 5), added(origin, tmp_path / "b", 1000)]
-    settings, told = Settings(home=tmp_path / "home"), list[FetchedPieces]()
+    settings, told = Settings(home=tmp_path / "home"), list[FetchProgress]()
     digests = tuple(manifest.digest for manifest in manifests)
     cache = BundleStore(settings.bundles_dir, limit_bytes=1)
     with capture_logs() as logs, serving(redis, origin):
@@ -106,7 +106,7 @@ def test_a_seat_that_is_asked_to_leave_while_it_fetches_leaves(
     shown = []
     tell = seat._tell_fetched
 
-    def tell_and_stop(now: FetchedPieces) -> None:
+    def tell_and_stop(now: FetchProgress) -> None:
         tell(now)
         shown.append(seat._progress())
         if now.done_bytes >= 2 * PIECE_BYTES:

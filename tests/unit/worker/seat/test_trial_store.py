@@ -10,7 +10,7 @@ import torch
 from computeshare.tasks.images.classification import ImageClassification
 from computeshare.training import devices, selftest
 from computeshare.training.computation import LocalComputation
-from computeshare.training.work_units import SelfTest
+from computeshare.training.work_units import SelfTestResult
 from computeshare.worker.seat.trial_store import FOLDER, checked
 
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ def test_an_update_of_the_system_or_the_driver_and_another_device_are_tested(
     driver.write_text("550.54")
     monkeypatch.setattr(devices, "DRIVER", driver)
     ran: list[str] = []
-    monkeypatch.setattr(selftest, "run", lambda _, device: ran.append(str(device)) or SelfTest(0.0, 0.0, 1, ""))
+    monkeypatch.setattr(selftest, "run", lambda _, device: ran.append(str(device)) or SelfTestResult(0.0, 0.0, 1, ""))
     for _ in range(2):
         checked(subject(), home)
     assert ran == ["cpu"]
@@ -76,7 +76,7 @@ def test_a_trial_that_was_not_passed_is_done_again_and_a_damaged_record_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(selftest, "run", lambda *_: SelfTest(0.5, 0.0, 1, "wrong"))
+        patched.setattr(selftest, "run", lambda *_: SelfTestResult(0.5, 0.0, 1, "wrong"))
         assert checked(subject(), tmp_path).trouble
     assert not checked(subject(), tmp_path).trouble
     (record,) = (tmp_path / FOLDER).iterdir()
