@@ -15,8 +15,8 @@ from tests.support.requirements import lacking
 
 hypothesis.settings.register_profile("suite", deadline=None)  # the first example may import torch
 hypothesis.settings.load_profile("suite")
-LONG_FILES, E2E_FILES = 1, 2
-"""Of the files with long tests, and of the files in tests/e2e, so many run with the whole suite."""
+LONG_TESTS, E2E_FILES = 1, 1
+"""Of the long tests outside tests/e2e, and of the files in it, so many run with the whole suite."""
 ALWAYS = ("test_bits.py", "test_pages.py")
 """The files in tests/e2e that always run: the promise of equal bits, and the job's page."""
 structlog.configure(
@@ -30,17 +30,17 @@ structlog.configure(
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what this commit's sample does not take: of the cases of a test; where nobody named files or tests,
-    also of long and end-to-end files, and of the tests of slow files.
+    also of long tests, of end-to-end files, and of the tests of slow files.
     """
     if sample.WHOLE:
         return
     left_out = _cases_left_out(items)
     is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
-    if is_whole:  # nobody named files or tests
+    if is_whole:
         e2e = {item for item in items if item.nodeid.startswith("tests/e2e/")}
         left_out |= _files_left_out([item for item in e2e if item.path.name not in ALWAYS], E2E_FILES, "e2e")
         long = [item for item in items if item.get_closest_marker("long") and item not in e2e]
-        left_out |= _files_left_out(long, LONG_FILES, "long")
+        left_out.update({*long}.difference(sample.of(long, LONG_TESTS, "long")))
         left_out |= _tests_left_out([item for item in items if item not in left_out and item not in long])
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))

@@ -146,7 +146,7 @@ class Trials:
 
 
 def _answers(broker: EmbeddedBroker) -> bool:
-    """Whether a command gets through: a script may run for ever, or a connection may wait for a writer."""
+    """Whether a command gets through: a mutant's script may run for ever."""
     client = Redis.from_url(broker.url, socket_timeout=2)
     try:
         return bool(client.set("probe", ""))

@@ -1,7 +1,7 @@
 """Every check in the scripts is needed, and some test says so: each mutant has one check taken out or altered.
 
-A run tries a sample of COMPUTESHARE_MUTANTS (12) mutants, another one for each commit. It tries all mutants if the
-newest commit changed a script; so does `make chaos`.
+A run tries a sample of COMPUTESHARE_MUTANTS (12) mutants, another one for each commit, and all mutants of the scripts
+that the last commits changed. `make chaos` tries all.
 """
 
 import json
@@ -607,8 +607,10 @@ def mutate(name: str, old: str, new: str) -> tuple[str, str]:
 
 def chosen() -> list[tuple[str, str, str]]:
     """The mutants that this run tries."""
-    usual = len(MUTANTS) if sample.WHOLE or sample.newest_commit_changes("computeshare/protocol/lua") else 12
-    return sample.of(MUTANTS, int(os.environ.get("COMPUTESHARE_MUTANTS", usual)))
+    changed = sample.lately_changed("computeshare/protocol/lua")
+    due = {mutant for mutant in MUTANTS if sample.WHOLE or not changed.isdisjoint((mutant[0], "shared"))}
+    drawn = sample.of(MUTANTS, int(os.environ.get("COMPUTESHARE_MUTANTS", "12")))
+    return [mutant for mutant in MUTANTS if mutant in due or mutant in drawn]
 
 
 def test_a_mutant_is_found_however_its_script_is_laid_out() -> None:
