@@ -1,4 +1,4 @@
-"""The HTTP server, with limits on connections, on headers, and on the time a request may take to arrive."""
+"""The HTTP server, with limits on connections, on headers, and on the time that requests and answers may take."""
 
 import asyncio
 import resource
@@ -16,6 +16,8 @@ GRACE_S = 3
 """How long open requests may take to end when the server stops."""
 ARRIVAL_S = 8.0
 """How long a request's line and headers may take to arrive, from the connection's start or the request's first byte."""
+READ_S, LEAST_READ_BYTES = 30.0, 32_768
+"""A client must take so many bytes of an answer, or all that is left, in each such time; else it is cut."""
 MAX_HEADER_BYTES = 32_768
 MAX_CONNECTIONS = 1000
 OTHER_FILES = 100
@@ -34,17 +36,24 @@ _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 2\r\ncontent-length: 
 
 
 class LimitedProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 protocol with a limit on connections, and on the time for a request to arrive (Slowloris
-    attacks).
+    """uvicorn's HTTP/1.1 protocol with limits on connections, on the time for a request to arrive (Slowloris attacks),
+    and on how slowly a client may read.
     """
 
     limit = MAX_CONNECTIONS
     arrival_s = ARRIVAL_S
+    read_s = READ_S
     _deadline: asyncio.TimerHandle | None = None
+    _next_look: asyncio.TimerHandle | None = None
+    _unsent = 0
+    """Bytes that the client had not taken when they were looked at last."""
+    _has_resumed = False
+    """Whether writing was resumed since: the client has taken what was between the transport's two marks, 48 KiB."""
     _upgraded = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._next_look = self.loop.call_later(self.read_s, self._look)
         if len(self.connections) > self.limit:
             transport.write(_BUSY)
             transport.close()
@@ -59,18 +68,37 @@ class LimitedProtocol(H11Protocol):
         elif self.cycle is None or self.cycle.response_complete:  # part of a further request on a kept-alive connection
             self._set_deadline()
 
+    def resume_writing(self) -> None:
+        self._has_resumed = True
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._drop_deadline()
+        self._end_looks()
         super().connection_lost(exc)
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         self._upgraded = True
+        self._end_looks()
         super().handle_websocket_upgrade(event)
 
     def _set_deadline(self) -> None:
         """Start the deadline, unless it runs already: later bytes of the same request do not extend it."""
         if self._deadline is None:
             self._deadline = self.loop.call_later(self.arrival_s, self.transport.abort)
+
+    def _look(self) -> None:
+        """Cut a client that takes too little of an answer, even where the connection is closing: it would wait."""
+        unsent = self.transport.get_write_buffer_size()
+        if self._unsent and unsent > max(0, self._unsent - LEAST_READ_BYTES) and not self._has_resumed:
+            self.transport.abort()
+            return
+        self._unsent, self._has_resumed = unsent, False
+        self._next_look = self.loop.call_later(self.read_s, self._look)
+
+    def _end_looks(self) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
 
     def _drop_deadline(self) -> None:
         if self._deadline is not None:

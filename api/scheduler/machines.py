@@ -1,5 +1,6 @@
 """The table of machines: workers seen, successions of processes on a machine, and workers drained or dismissed."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,8 @@ from computeshare.types import machine_of
 INVITE, MACHINE = table(Invite), table(Machine)
 KEPT_MS = 30 * 24 * 3600 * 1000
 """A machine that was not seen for this long is forgotten."""
+KEPT_OF_GUEST = 64
+"""Of a machine at the gateway, which names its workers as it likes, so many that are gone are remembered."""
 NOTED_MS = 30_000
 """How often the rows of online workers are refreshed."""
 TALLY_MS = 300_000
@@ -83,12 +86,23 @@ class Roll:
         _tally(connection, there, now)
         if calm:
             return
-        for gone, new in successions(
-            connection.execute(select(MACHINE)).all(), there, admitted_machines(connection)
-        ).items():
+        admitted = admitted_machines(connection)
+        _forget_surplus(connection, there, admitted)
+        for gone, new in successions(connection.execute(select(MACHINE)).all(), there, admitted).items():
             _succeed(connection, gone, new)
         forgotten = (MACHINE.c.noted_ms < now - KEPT_MS) & MACHINE.c.worker.not_in(list(there))
         connection.execute(delete(MACHINE).where(forgotten))
+
+
+def _forget_surplus(connection: Connection, there: Collection[str], admitted: Collection[str]) -> None:
+    """Forget all but the newest `KEPT_OF_GUEST` gone workers of each machine at the gateway."""
+    gone: defaultdict[str, list[str]] = defaultdict(list)
+    for worker in connection.scalars(select(MACHINE.c.worker).order_by(MACHINE.c.last_seen_ms.desc())):
+        if worker not in there and machine_of(worker) in admitted:
+            gone[machine_of(worker)].append(worker)
+    for surplus in (workers[KEPT_OF_GUEST:] for workers in gone.values()):
+        if surplus:
+            connection.execute(delete(MACHINE).where(MACHINE.c.worker.in_(surplus)))
 
 
 def admitted_machines(connection: Connection) -> set[str]:

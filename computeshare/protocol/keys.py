@@ -146,9 +146,11 @@ class JobKeys:
         """string: the control plane's signature over what the job has run; written with the recipe."""
         return self._key("recipe_signature")
 
-    def measured(self) -> str:
-        """hash: worker to its measurements (JSON), from which the reducer chooses the codecs of a job with `auto`."""
-        return self._key("measured")
+    def measured(self, worker: str) -> str:
+        """string: a worker's measurements (JSON), from which the reducer chooses the codecs of a job with `auto`;
+        expires after a week.
+        """
+        return self._key("measured", worker)
 
     def probe(self, worker: str) -> str:
         """string: arbitrary bytes with which a worker measures its link; expires after a minute."""

@@ -494,14 +494,11 @@ class ReducerSession(RoundStore):
     def measured(self) -> dict[str, str]:
         """Worker with a seat to its measurements (JSON), unless they are too long to be measurements."""
         seated: Any = self.redis.hkeys(self.keys.seats())
-        pipeline = self.redis.pipeline(transaction=False)
-        for worker in seated:
-            pipeline.hstrlen(self.keys.measured(), worker)
-        sizes = zip(seated, pipeline.execute() if seated else [], strict=True)
-        workers = [worker for worker, size in sizes if 0 < size <= MEASUREMENT_BYTES]
-        texts: Any = self.redis.hmget(self.keys.measured(), workers) if workers else []
-        there = zip(workers, texts, strict=True)
-        return {bytes(worker).decode(): bytes(text).decode(errors="replace") for worker, text in there if text}
+        workers = [bytes(worker).decode() for worker in seated]
+        sizes = self._channel.exchange([["STRLEN", self.keys.measured(worker)] for worker in workers])
+        there = [worker for worker, size in zip(workers, sizes, strict=True) if 0 < size <= MEASUREMENT_BYTES]
+        texts = self._channel.exchange([["GET", self.keys.measured(worker)] for worker in there])
+        return {worker: bytes(text).decode(errors="replace") for worker, text in zip(there, texts, strict=True) if text}
 
     def origin(self) -> str | None:
         """Token of the checkpoint that the job was forked from; None if the job is not a fork."""

@@ -24,7 +24,7 @@ Update = tuple[int, Message, float]
 """Micro-batch number, message of its update (None for parts staged earlier), and loss."""
 STAGED_S = 600
 """Lifetime of a staged message, in seconds."""
-PROBED_S = 60
+PROBED_S, MEASURED_S = 60, 7 * 86_400
 HANDED_S = 86_400
 """Lifetime of an inner state that a session handed over, in seconds."""
 EXTENDED_MS = 5000
@@ -141,7 +141,7 @@ class WorkerSession:
 
     def report(self, measured: str) -> None:
         """Store this worker's measurements (JSON)."""
-        self._channel.exchange([["HSET", self.keys.measured(), self.worker_id, measured]])
+        self._channel.exchange([["SET", self.keys.measured(self.worker_id), measured, "EX", MEASURED_S]])
 
     def leave(self, reason: str) -> None:
         """End the session and free its leases; does nothing if the session has ended."""

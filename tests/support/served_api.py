@@ -1,10 +1,12 @@
-"""A whole control plane behind a real socket, for tests that need one."""
+"""ASGI applications behind a real socket, for tests that need one."""
 
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import uvicorn
 
 from api.deps import Services
 from api.http.server import server_of
@@ -14,16 +16,23 @@ from computeshare.settings import Settings
 
 @contextmanager
 def serving(settings: Settings) -> Iterator[tuple[str, Any]]:
-    """Its address and its application; it ends with the block."""
+    """A whole control plane: its address and its application; it ends with the block."""
     app = create_app(settings)
+    services: Services = app.state.services
+    with served(app) as (url, server):
+        services.stopping = lambda: server.should_exit
+        yield url, app
+
+
+@contextmanager
+def served(app: Any) -> Iterator[tuple[str, uvicorn.Server]]:
+    """An application's address and server."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = server_of(app)
-    services: Services = app.state.services
-    services.stopping = lambda: server.should_exit
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", app
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", server
     finally:
         server.should_exit = True
         thread.join(20)

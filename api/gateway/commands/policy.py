@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from computeshare.bundles.exchange import KEYS_LIFE_S, WAIT_S
 from computeshare.protocol import keys
 from computeshare.protocol.keys import JobKeys
-from computeshare.protocol.worker_session import PROBED_S, STAGED_S
+from computeshare.protocol.limits import MEASUREMENT_BYTES
+from computeshare.protocol.worker_session import MEASURED_S, PROBED_S, STAGED_S
 from computeshare.queue.roster import ALIVE_MS
 from computeshare.queue.rq_keys import SUSPENDED, WORKERS, RqKeys, RqSeatKeys
 from computeshare.runtime.signatures import SIGNATURE_BYTES
@@ -21,7 +22,7 @@ from computeshare.tasks.recipes.bundle import MOST_BYTES
 from computeshare.types import JOB_ID
 
 JOB, RQ, SEAT = JobKeys("<job>"), RqKeys("<worker>"), RqSeatKeys("<seat>")
-STAGED, PROBE = JOB.staged("<staged>"), JOB.probe("<worker>")
+STAGED, PROBE, MEASURED = JOB.staged("<staged>"), JOB.probe("<worker>"), JOB.measured("<worker>")
 WEIGHTS, DELTA, NEWS = JOB.weights("<token>"), JOB.delta("<token>"), JOB.news("<token>")
 DRAFT = JOB.draft("<hex>")
 RUNNING, FINISHED, FAILED = RQ.registries()
@@ -65,7 +66,7 @@ HMGET {NEWS} | <part>
 HGETALL {JOB.peers()}
 HGET {JOB.peers()} <other-worker>
 HMGET {JOB.peer("<other-worker>")} | <part>
-HSET {JOB.measured()} <worker> <short>
+SET {MEASURED} <measurement> EX {MEASURED_S}
 SET {PROBE} <large> EX {PROBED_S}
 GET {PROBE}
 UNLINK {PROBE}
@@ -159,6 +160,7 @@ class Own:
 OWN = {
     STAGED: Own(STAGED_S, is_message=True),
     PROBE: Own(PROBED_S, is_message=True),
+    MEASURED: Own(MEASURED_S),
     keys.worker("<worker>"): Own(ALIVE_MS // 1000),
     **dict.fromkeys((SEAT.job(), RQ.workers(), *RQ.registries()), Own(RECORDED_S, is_renewed=True)),
     **dict.fromkeys((RQ.worker(), RQ.executions(), SEAT.results(), SEAT.executions(), EXECUTION), Own(RECORDED_S)),
@@ -199,6 +201,7 @@ FORMS = {
     "word": r"[!-~]{1,200}",
     "text": r"[\s\S]{0,1000}",
     "short": r"[\s\S]{0,65536}",
+    "measurement": rf"[\s\S]{{0,{MEASUREMENT_BYTES}}}",
     "large": r"[\s\S]*",
     "description": FIELDS,
     "rq-field": RQ_FIELDS,

@@ -1,6 +1,7 @@
 """What the HTTP server takes from clients that are slow on purpose, too many, or guessing."""
 
 import contextlib
+import math
 import socket
 import subprocess
 import sys
@@ -10,12 +11,13 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from starlette.responses import Response
 
 from api.http.security import TRIES
 from api.http.server import LimitedProtocol
 from computeshare.settings import Settings, login_path
 from computeshare.up.stack import rotate_logs
-from tests.support.served_api import serving
+from tests.support.served_api import served, serving
 
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -27,9 +29,15 @@ def url(settings: Settings) -> Iterator[str]:
         yield url
 
 
-def opened(url: str) -> socket.socket:
+def opened(url: str, receive_bytes: int | None = None) -> socket.socket:
+    """A connection; `receive_bytes`: how much the kernel takes for it before somebody reads."""
     host, port = url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=30)
+    connection = socket.socket()
+    connection.settimeout(30)
+    if receive_bytes is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    connection.connect((host, int(port)))
+    return connection
 
 
 def test_slow_sockets_are_closed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +56,29 @@ def test_slow_sockets_are_closed(url: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert slow == []
     assert all(ends(each) for each in (*silent, *kept))
     assert httpx2.get(f"{url}/healthz", timeout=30).status_code == 200
+
+
+def test_clients_that_do_not_read_are_cut_and_slow_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LimitedProtocol, "read_s", 0.5)
+    body = bytes(20_000_000)  # more than the kernel holds
+    with served(Response(body)) as (url, _):
+        slow, *silent = [opened(url, receive_bytes=4096) for _ in range(4)]
+        for each in (slow, *silent):
+            each.sendall(REQUEST)
+        assert taken(slow, bytes_per_s=4_000_000) > len(body)
+        assert all(taken(each) < len(body) for each in silent)
+        assert httpx2.get(url, timeout=30).content == body
+
+
+def taken(connection: socket.socket, bytes_per_s: float = math.inf) -> int:
+    """How many bytes come until the connection ends, or is kept alive without more of them."""
+    count = 0
+    connection.settimeout(3)
+    with contextlib.suppress(ConnectionResetError, TimeoutError):
+        while received := connection.recv(20_000):
+            count += len(received)
+            time.sleep(len(received) / bytes_per_s)
+    return count
 
 
 def is_closed(connection: socket.socket) -> bool:

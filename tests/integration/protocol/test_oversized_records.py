@@ -58,9 +58,10 @@ def test_measurements_are_those_of_workers_with_a_seat_and_of_bounded_length(red
     redis, k = reducer.redis, reducer.keys
     for worker in ("seated", "verbose"):
         redis.hset(k.seats(), worker, f"seat of {worker}")
-    redis.hset(k.measured(), mapping={"seated": "{}", "verbose": "x" * (MEASUREMENT_BYTES + 1), "stranger": "{}"})
+    measured = {"seated": "{}", "verbose": "x" * (MEASUREMENT_BYTES + 1), "stranger": "{}"}
+    redis.mset({k.measured(worker): text for worker, text in measured.items()})
     assert reducer.measured() == {"seated": "{}"}
-    redis.hset(k.measured(), "verbose", "x" * MEASUREMENT_BYTES)
+    redis.set(k.measured("verbose"), "x" * MEASUREMENT_BYTES)
     assert sorted(reducer.measured()) == ["seated", "verbose"]
 
 

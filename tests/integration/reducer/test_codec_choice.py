@@ -101,7 +101,7 @@ def test_a_choice_holds_whatever_the_broker_loses(reducer: ReducerSession, tmp_p
     for worker in ("a", "b"):
         report(reducer, worker)
     first = Decider(reducer, artifacts).decide(SPEC)
-    reducer.redis.delete(reducer.keys.measured(), reducer.keys.events())
+    reducer.redis.delete(*(reducer.keys.measured(worker) for worker in ("a", "b")), reducer.keys.events())
     reducer.publish(SPEC.model_dump_json())  # by a control plane that has not heard of it
     report(reducer, "d", MEASURED.model_copy(update={"up_bytes_per_s": 1e12}).model_dump_json())
     assert Decider(reducer, artifacts).decide(SPEC) == first

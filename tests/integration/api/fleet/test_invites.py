@@ -19,7 +19,7 @@ from api.errors import Conflict
 from api.fleet.invites import Introduction, InviteService, is_local
 from api.fleet.service import Fleet
 from api.main import create_app
-from api.scheduler.machines import INVITE, MACHINE, Roll, remember
+from api.scheduler.machines import INVITE, KEPT_OF_GUEST, MACHINE, Roll, remember
 from computeshare.errors import ComputeShareError, SettingsError
 from computeshare.queue import WorkerInfo
 from computeshare.runtime.signatures import SigningKey
@@ -239,6 +239,22 @@ def test_a_machine_with_the_brokers_address_stays_whose_it_was_over_restarts(
     runs(second, now + 60_000)
     found = {one.id: one.person for one in fleet.workers(offline=True).items}
     assert first not in found and found[second] == ("owner" if assigned_back else None)
+
+
+def test_of_an_invited_machine_that_names_workers_for_ever_the_newest_are_remembered(
+    database: Database, settings: Settings
+) -> None:
+    invites, fleet, roll = InviteService(database), Fleet(database, Broker(settings)), Roll(database)
+    made, code = invites.create("mnist", 15)
+    invites.take_up(code, machine(code), from_here=False)
+    own, others = [secrets.token_hex(6) for _ in range(100)], [f"{made.id}{number:04}" for number in range(100)]
+    for place in range(0, 104, 4):
+        now = now_ms() + 1000 * place
+        there = [*own[place : place + 4], *others[place : place + 4]]
+        said = [WorkerInfo(one, one, "cpu", (), {}, 1, "h", 1, last_seen_ms=now) for one in there]
+        roll.call(said, now, calm=False)
+    known = {worker.id for worker in fleet.workers(offline=True).items}
+    assert known == {*own, *others[-KEPT_OF_GUEST:]}
 
 
 def test_an_invited_machine_serves_its_queue_from_when_it_has_joined_until_its_access_ends(database: Database) -> None:

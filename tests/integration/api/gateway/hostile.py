@@ -11,7 +11,7 @@ from computeshare.protocol import keys
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import LINE_BYTES_KEPT, LINES_KEPT
 from computeshare.protocol.scripts import Scripts
-from computeshare.protocol.worker_session import EXTENDED_MS, STAGED_S
+from computeshare.protocol.worker_session import EXTENDED_MS, MEASURED_S, STAGED_S
 from computeshare.queue.rq_keys import SUSPENDED, RqKeys, RqSeatKeys
 from computeshare.transport.commands import Command
 from tests.support.rounds import ZERO
@@ -180,8 +180,9 @@ PROBES |= {
     "say another release": lambda s: [["SET", keys.RELEASE, "{}"]],
     "read texts": lambda s: [["LRANGE", keys.TEXT_REQUESTS, 0, -1]],
     "answer texts": lambda s: [["RPUSH", keys.text_answer("x"), "{}"]],
-    "measure for another": lambda s: [["HSET", s.mine.measured(), s.victim, "{}"]],
-    "measure for two": lambda s: [["HSET", s.mine.measured(), s.worker, "{}", s.victim, "{}"]],
+    "measure for another": lambda s: [["SET", s.mine.measured(s.victim), "{}", "EX", MEASURED_S]],
+    "measure at length": lambda s: [["SET", s.mine.measured(s.worker), "x" * 20_000, "EX", MEASURED_S]],
+    "measure for good": lambda s: [["SET", s.mine.measured(s.worker), "{}"]],
     "stage for another": lambda s: [["HSET", s.mine.staged(f"{s.victim}:{NONCE}:0"), 0, b"evil"]],
     "stage for the reducer": lambda s: [["HSET", s.mine.staged("reducer:1:weights"), 0, b"evil"]],
     "stage in another job": lambda s: [["HSET", s.other.staged(f"{s.worker}:{NONCE}:0"), 0, b"evil"]],

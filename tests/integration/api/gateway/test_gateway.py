@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +110,21 @@ def test_redis_py_and_the_wire_use_the_socket_as_a_broker(plane: Plane, tmp_path
         return bool(shown["bytes_up"] > len(blob) and shown["bytes_down"] > len(blob) and shown["gateway"])
 
     wait_until(counted)
+
+
+def test_commands_pass_while_a_large_message_is_on_its_way(plane: Plane, tmp_path: Path, redis_url: str) -> None:
+    machine, access = plane.joined(tmp_path)
+    blob = os.urandom(8_000_000)
+    with Forwarder(access) as forwarder, connect(forwarder.redis_url) as redis, connect(redis_url) as direct:
+        worker, keys = seated(direct, machine)
+        whole = framed(b"SET", keys.probe(worker).encode(), blob, b"EX", b"60")
+        with socket.socket(socket.AF_UNIX) as sending:
+            sending.connect(urlsplit(forwarder.redis_url).path)
+            sending.settimeout(30)
+            sending.sendall(whole[: len(whole) // 2])  # as on a thin link: the rest is to come
+            assert all(redis.ping() for _ in range(3)) and redis.get(keys.probe(worker)) is None
+            sending.sendall(whole[len(whole) // 2 :])
+            assert sending.recv(100) == b"+OK\r\n" and direct.get(keys.probe(worker)) == blob
 
 
 def test_the_list_of_workers_says_what_a_joined_machine_has_sent_and_received(

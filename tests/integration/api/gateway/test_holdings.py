@@ -19,7 +19,7 @@ from api.http.throttle import Throttle
 from computeshare.protocol import keys
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import RoundStore
-from computeshare.protocol.worker_session import PROBED_S, STAGED_S, WorkerSession
+from computeshare.protocol.worker_session import MEASURED_S, PROBED_S, STAGED_S, WorkerSession
 from computeshare.queue.roster import ALIVE_MS
 from computeshare.queue.rq_keys import RqKeys, RqSeatKeys
 from computeshare.transport.connections import connect, when_there_is_room
@@ -57,10 +57,11 @@ def member(plane: Plane, redis: Redis, tmp_path: Path, job_id: str) -> Iterator[
 
 def test_whatever_a_machine_writes_under_a_name_of_its_own_expires(member: Member) -> None:
     rq, seat, worker = RqKeys(member.worker), RqSeatKeys(f"{member.worker}-nojob-0-7"), member.worker
-    probe, execution = member.keys.probe(worker), seat.execution(HEX)
+    probe, measured, execution = member.keys.probe(worker), member.keys.measured(worker), seat.execution(HEX)
     written: dict[str, tuple[list[Any], int]] = {
         member.staged(0): (["HSET", member.staged(0), 0, b"part"], STAGED_S),
         probe: (["SET", probe, b"x", "EX", PROBED_S], PROBED_S),
+        measured: (["SET", measured, "{}", "EX", MEASURED_S], MEASURED_S),
         keys.worker(worker): (["HSET", keys.worker(worker), "name", "x"], ALIVE_MS // 1000),
         rq.worker(): (["HSET", rq.worker(), "state", "idle"], RECORDED_S),
         rq.workers(): (["SADD", rq.workers(), rq.worker()], RECORDED_S),

@@ -56,7 +56,7 @@ def test_other_forms_are_not_permitted(arguments: tuple[str, ...], count: int) -
 def test_only_commands_with_large_values_are_decided_on_before_their_end() -> None:
     staged = JOB.staged(f"{WORKER}:{'0' * 32}:7").encode()
     assert policy.is_enough([b"HSET", staged]) and policy.is_enough([b"set", JOB.probe(WORKER).encode()])
-    for early in ([b"HSET"], [b"HSET", staged, b"0"], [b"HSET", JOB.measured().encode()], [b"GET", staged], [b""]):
+    for early in ([b"HSET"], [b"HSET", staged, b"0"], [b"SET", JOB.measured(WORKER).encode()], [b"GET", staged], [b""]):
         assert not policy.is_enough(early)
 
 
