@@ -14,7 +14,7 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.tasks.base import TaskInstance
 from computeshare.tasks.modules import frozen_digest, weights_of
 from computeshare.tasks.registry import task_of
-from computeshare.tensors.layout import Layout
+from computeshare.tensors.layout import Layout, Weights
 from computeshare.training import devices, selftest
 from computeshare.training.execution import execution_of
 from computeshare.training.local_replica import LocalReplica
@@ -65,6 +65,10 @@ class LocalComputation(devices.OnDevice):
     @cached_property
     def frozen(self) -> str:
         return frozen_digest(self.instance.module)
+
+    @property
+    def built(self) -> Weights:
+        return weights_of(self.instance.module, self.instance.layout)
 
     def test(self) -> SelfTestResult:
         return selftest.run(self.instance, self.torch_device)

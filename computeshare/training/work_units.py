@@ -111,6 +111,10 @@ class Computation(Protocol):
         """The digest of the parameters that need no gradient, as `modules.frozen_digest`."""
 
     @property
+    def built(self) -> Weights | None:
+        """The weights that the module was built with, in new memory; None: they are in another process."""
+
+    @property
     def device(self) -> str:
         """The device in words, as `devices.describe`."""
 

@@ -93,6 +93,10 @@ class GroupComputation:
         return self._first.frozen
 
     @property
+    def built(self) -> Weights | None:
+        return self._first.built
+
+    @property
     def device(self) -> str:
         return words_of([one.device for one in self._members])
 

@@ -160,6 +160,10 @@ class RecipeProcess:
         return self._task.recipe_facts.frozen
 
     @property
+    def built(self) -> None:
+        return None
+
+    @property
     def device(self) -> str:
         return self._opened.device
 

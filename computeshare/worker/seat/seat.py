@@ -220,6 +220,7 @@ class SeatSession:
         codecs, layout, kind = self.spec.codecs, computation.layout, computation.kind
         feedback = feedback_of(CODECS[codecs.up], layout)
         encoder = UpdateEncoder(CODECS[codecs.up], layout, feedback, compress=not is_next_door(self.redis))
+        built = None if is_next_door(self.redis) else computation.built
         replicas = computation.replicas(self.spec)
         if peer := self._peer(replicas[0], layout, lambda: loop.token):
             replicas = [peer]  # a worker is one peer, on its first device
@@ -231,7 +232,7 @@ class SeatSession:
         overlaps = self.spec.strategy.overlaps
         drafts = self._drafts(layout)
         into, kept = (None, KEPT) if overlaps else (devices.room, 1)
-        inbox = WeightsReceiver(self.session, codecs.down, layout, into, drafts, kept)
+        inbox = WeightsReceiver(self.session, codecs.down, layout, into, drafts, kept, built)
         self.status.is_loaded = True
         self.teller.tell()  # from here on the worker lets the seat finish its work
         about = {"kind": kind_with(kind, devices), "memory_bytes": memory.needed_bytes}

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 
-from computeshare.codecs.messages import add_delta, decode_weights, is_news, weights_parts, weights_room
+from computeshare.codecs.messages import add_delta, decode_weights, encode_weights, is_news, weights_parts, weights_room
 from computeshare.codecs.registry import CODECS, EXACT
 from computeshare.errors import CodecError
 from computeshare.protocol.worker_session import NO_DRAFT, Draft, Grant, Pulled, WorkerSession
 from computeshare.tensors.layout import Layout, Weights
-from computeshare.types import Blob, Vector
+from computeshare.types import Blob, Token, Vector
 from computeshare.worker.seat.drafts.draft_reader import DraftReader
 
 
@@ -28,10 +28,12 @@ class WeightsReceiver:
         into: Vector | None = None,
         drafts: DraftReader | None = None,
         kept: int = 1,
+        built: Weights | None = None,
     ) -> None:
         """`into`: vector (d,) to decode the parameters of whole versions into; by default a new vector each. `drafts`:
         reads parts of the next version while this one is computed on. `kept`: how many of the last versions that were
-        fetched stay valid.
+        fetched stay valid. `built`: what this machine's model began with; version 0 is not fetched if it has
+        these weights.
         """
         self._into, self._drafts = into, drafts
         self._session, self._codec, self._layout = session, CODECS[codec], layout
@@ -44,6 +46,8 @@ class WeightsReceiver:
         self._held: Weights | None = None
         self._token = ""
         """Token of the weights kept."""
+        self._built = built
+        """None once a version was asked for."""
         self._helper = ThreadPoolExecutor(1, "digest")
         self._digest: tuple[str, Callable[[], str]] | None = None
         """Token of the last weights received, and how to get their digest."""
@@ -67,6 +71,8 @@ class WeightsReceiver:
     def pull(self, token: str) -> tuple[Weights | None, Grant]:
         """A version's weights, None if they are gone, and a lease on its round. Raises CodecError."""
         self._settle()
+        if (built := self._if_built(token)) is not None:
+            return built, self._session.lease(token)
         draft = self._drafts.take() if self._drafts else NO_DRAFT
         self.bytes += draft.bytes
         if not self.chained:
@@ -87,6 +93,8 @@ class WeightsReceiver:
         until as many other versions have been fetched as are `kept`. Raises CodecError: they are damaged.
         """
         self._settle()
+        if (built := self._if_built(token)) is not None:
+            return built
         weights: Weights | None = None
         if self.chained:
             if pulled := session.read_since(self._token, token, self.parts, self._rooms[0]):
@@ -115,6 +123,21 @@ class WeightsReceiver:
     def forget(self) -> None:
         """Discard the last weights as damaged: the next version starts from a whole snapshot."""
         self._held, self._token, self._digest = None, "", None
+
+    def _if_built(self, token: str) -> Weights | None:
+        """Version 0's weights, if that is the version and this machine has built the same: in all jobs but forks."""
+        built, self._built = self._built, None
+        if built is None or Token.parse(token).version:
+            return None
+        if not self.chained and not self._codec.exact:
+            built = decode_weights(self._codec, [*encode_weights(self._codec, built, self._layout)], self._layout)
+        digest = self._layout.digest(built)
+        if not token.endswith(digest[:16]):
+            return None
+        if self.chained:
+            self._held, self._token = built, token
+        self._digest = token, lambda: digest
+        return built
 
     def _settle(self) -> None:
         """Wait for the thread, since the next weights may overwrite the last."""
