@@ -61,6 +61,8 @@ class ExchangeReport:
     """Of the last exchange: with whom, the share taken of its weights, and the distance: the root mean square
     of the difference. Empty: there was none.
     """
+    waited_s: float = 0.0
+    """How long the peer waited for others' weights before it computed on."""
 
 
 class Partners:
@@ -112,6 +114,8 @@ class PeerExchange:
         self.late: Future[Read | None] | None = None
         """An answer that was not waited for any longer."""
         self._asked, self._asked_at = "", 0.0
+        self._took_s = 0.0
+        """Seconds that the last answer took to come."""
         self._report = ExchangeReport()
         self._read_bytes = self._told_bytes = 0
         """Read so far, which the helper's thread counts; of these, in reports."""
@@ -150,8 +154,9 @@ class PeerExchange:
             tried.add(self._asked)
 
     def answer(self, patience_s: float = math.inf) -> FetchedWeights | None:
-        """Wait up to `patience_s` for the requested peer's weights. None: they have not arrived, cannot be used,
-        or were not requested. The peer's score changes when they arrive, or once they have taken `timeout_ms`.
+        """Wait up to `patience_s` for the requested peer's weights, if the last ones were as fast. None: they have not
+        arrived, cannot be used, or were not requested. The peer's score changes when they arrive, or once they have
+        taken `timeout_ms`.
 
         They are decoded here, not when they are read: the version they refer to may have been loaded since.
         """
@@ -159,7 +164,7 @@ class PeerExchange:
         if coming is None:
             return None
         left_s = max(0.0, self._asked_at + self.averaging.timeout_ms / 1000 - time.monotonic())
-        if patience_s < left_s and not wait([coming], patience_s).done:
+        if patience_s < left_s and not self._comes_within(coming, patience_s):
             return None
         self._coming = None
         try:
@@ -175,6 +180,13 @@ class PeerExchange:
         if self._asked:
             self.partners.note(self._asked, found is not None)
         return found
+
+    def _comes_within(self, coming: "Future[Read | None]", patience_s: float) -> bool:
+        began = time.monotonic()
+        in_vain = self._took_s > began - self._asked_at + patience_s
+        has_come = bool(wait([coming], 0 if in_vain else patience_s).done)
+        self._report.waited_s += time.monotonic() - began
+        return has_come
 
     def average(
         self, parameters: Vector, buffers: Vector, other: FetchedWeights, units: int, loss: float, late: int = 0
@@ -223,6 +235,7 @@ class PeerExchange:
         if found is None:
             return None
         self._read_bytes += sum(len(part) for part in found[1] if part is not None)
+        self._took_s = time.monotonic() - self._asked_at
         return found
 
     def _decoded(self, published: PublishedNotice, message: Message) -> FetchedWeights | None:

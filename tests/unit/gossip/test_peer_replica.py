@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from computeshare.codecs.messages import encode_update
 from computeshare.codecs.registry import CODECS, EXACT
 from computeshare.errors import Interrupted
-from computeshare.gossip.exchange import LEAST, ExchangeReport, Partners
+from computeshare.gossip.exchange import LEAST, Partners
 from computeshare.gossip.peer_replica import PeerReplica
 from computeshare.gossip.peer_weights import PublishedNotice
 from computeshare.strategies.gossip import GossipStrategy
@@ -108,7 +108,7 @@ def test_alone_it_steps_from_its_own_weights_and_publishes_the_difference_from_t
     update = found.compute(2, take=lambda bucket, values: taken.update({bucket: values.copy()}))
     assert update.vector.tolist() == [7] * SIZE == taken[0].tolist(), "10 of the reference, less 3 of its own"
     assert update.buffers.tolist() == [3, 3] and update.loss == 0.5
-    assert found.report() == ExchangeReport()
+    assert found.report().met == {}
 
 
 def test_it_starts_from_anothers_weights_and_averages_with_them() -> None:
@@ -124,7 +124,7 @@ def test_it_starts_from_anothers_weights_and_averages_with_them() -> None:
     report = found.report()
     assert report.met == {"peer": "other", "share": 0.25, "distance": 4.0}
     assert report.bytes == 3 * sum(map(len, message(-8, 4))), "when it started, and after each unit"
-    assert found.report() == ExchangeReport()
+    assert found.report().met == {}
 
 
 def test_weights_that_come_a_unit_late_are_averaged_with_its_own_of_when_it_asked() -> None:
@@ -358,7 +358,22 @@ def test_who_answers_late_is_not_waited_for_and_is_asked_again_when_it_has_answe
     late.result(30)
     found.exchange.averaging = GossipStrategy(timeout_ms=20_000)
     found.compute(2)
+    has_read(found)
     assert found.compute(3).vector.tolist() == [-6.5] * SIZE, "between 3 and 8, and a step"
+
+
+def test_where_the_last_answer_took_long_the_next_one_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("computeshare.gossip.peer_replica.PATIENCE_S", 10)
+    board = Board(other=(FIRST, message(-8)))
+    found, _, _ = peer(board)
+    board.open.clear()
+    found.exchange._took_s = 3600.0
+    found.compute(0)
+    assert found.compute(1).vector.tolist() == [-10] * SIZE, "8 and two steps, and no average"
+    assert found.report().waited_s < 5
+    board.open.set()
+    has_read(found)
+    assert found.exchange._took_s < 3600
 
 
 def test_slow_peers_are_chosen_seldom_and_never_given_up() -> None:

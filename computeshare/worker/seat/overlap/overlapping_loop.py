@@ -168,10 +168,12 @@ class OverlappingLoop:
         return {"waiting": self._waiting_s, "computing": computing_s, "encoding": encoding_s}
 
     def _report(self, upload: Upload, seconds: dict[str, float]) -> dict[str, Any]:
+        exchange = self._peer.report() if self._peer else ExchangeReport()
         seconds["uploading"] = self._uploading_s
+        seconds["computing"] -= exchange.waited_s
+        seconds["waiting"] += exchange.waited_s
         bytes_down = self.versions.bytes - self._bytes
         self._bytes += bytes_down
         self._waiting_s, self._uploading_s = 0.0, 0.0
-        exchange = self._peer.report() if self._peer else ExchangeReport()
         met = {"exchange": exchange.met} if exchange.met else {}
         return report_of(upload.outbox.bytes, bytes_down + exchange.bytes, self._memory, seconds) | met
