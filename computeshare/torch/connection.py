@@ -23,6 +23,10 @@ from computeshare.tensors.layout import Layout, Weights
 from computeshare.torch.group_broker import connect_group
 from computeshare.types import Message, Vector
 
+AVERAGED_BY = (
+    "divergence_threshold", "factor", "fetch_probability", "interpolation", "matching", "max_norm", "timeout_ms"
+)  # fmt: skip
+"""The strategy's fields that a loop of one's own leaves open: it decides by itself how it steps, and how often."""
 log = structlog.get_logger()
 
 
@@ -114,10 +118,12 @@ def connect(
         name: of this process in the group; default: a random one.
         broker: `redis://...`; default: that of the control plane on this machine.
         codec: for published weights: `float32`, `float16` or `bfloat16`; the same in all processes.
-        fields: of strategy `gossip`, such as `factor`, `interpolation`, `fetch_probability` and `timeout_ms`.
-    Raises: SettingsError: `group` or `codec` cannot be had, or no broker is known; ValidationError: one of `fields` is
-        wrong; SpecError.
+        fields: those of strategy `gossip` that say with whom and how to average, `AVERAGED_BY`.
+    Raises: SettingsError: `group`, `codec` or a field cannot be had, or no broker is known; ValidationError: the value
+        of a field is wrong; SpecError.
     """
+    if others := sorted(fields.keys() - {*AVERAGED_BY}):
+        raise SettingsError(f"{', '.join(others)}: a loop of your own takes {', '.join(AVERAGED_BY)}")
     suited = [name for name, one in CODECS.items() if not (one.differences or one.residual)]
     if codec not in suited:
         raise SettingsError(f"codec {codec!r}: choose {', '.join(suited)}; others suit differences alone")

@@ -21,8 +21,11 @@ from computeshare.types import Blob
 LARGEST_BYTES = 256 << 20
 """Of the tensors in a message."""
 BEGIN, FORWARD, BACKWARD, STEP, END = "begin", "forward", "backward", "step", "end"
-NORM, CLIP, SAVE, SAVED, LOAD, LOST = "norm", "clip", "save", "saved", "load", "lost"
-"""The tags of messages. `LOST`: of a process that has not heard how its script's run began."""
+NORM, CLIP, SAVE, SAVED, LOAD = "norm", "clip", "save", "saved", "load"
+LOST, FORGOTTEN = "lost", "forgotten"
+"""The tags of messages. `LOST`: of a process that has not heard how its script's run began; `FORGOTTEN`: of a stage
+that does not keep what a backward pass needs.
+"""
 
 
 Found = TypeVar("Found")
@@ -71,7 +74,7 @@ class Line:
         return self._inbox.next(lambda: not self._is_cancelled.is_set())
 
     def receive(self, source: int, turn: int, tag: str, timeout_s: float) -> list[Any]:
-        """Wait for what a stage sends. Raises StageLost."""
+        """Wait for what a stage sends. Raises StageLost; RuntimeError: the stages cannot compute this backward pass."""
         deadline, wanted = time.monotonic() + timeout_s, (source, turn, tag)
 
         def goes_on() -> bool:
@@ -89,6 +92,11 @@ class Line:
                     raise StageLost(
                         f"the process of stage {letter.stage} was started again, without its weights: go back to the "
                         "last `save` of all stages with `await stages.resume()`"
+                    )
+                if letter.tag == FORGOTTEN and letter.turn == turn:
+                    raise RuntimeError(
+                        "the stages do not keep what this backward pass needs: call backward() once for each output, "
+                        "and before step()"
                     )
                 self._early[letter.stage, letter.turn, letter.tag] = letter.body
         return self.decoded(self._early.pop(wanted))

@@ -11,9 +11,6 @@ from torch import nn
 from computeshare.errors import SettingsError
 from computeshare.runtime.durability import flush
 
-KEPT = 2
-"""Of a stage: while all stages save, one of them may end before it has."""
-
 
 @dataclass(frozen=True)
 class StageSaves:
@@ -29,11 +26,17 @@ class StageSaves:
         found = self.folder.glob(f"stage-{self.stage}-*.pt") if self.folder else ()
         return sorted(int(one.stem.rpartition("-")[2]) for one in found)
 
-    def save(self, steps: int) -> None:
-        """Save the stage as it is after so many steps, and remove older saves but one. Raises SettingsError: there is
-        no folder, or it cannot be written.
+    def save(self, steps: int, since: int) -> None:
+        """Save the stage as it is after so many steps, and remove saves of fewer steps than `since`, the last that all
+        stages have: while all stages save, one of them may end before it has. Raises SettingsError: there is no folder,
+        it cannot be written, or it has saves of more steps.
         """
         path = self._path(steps)
+        if later := [one for one in self.steps() if one > steps]:
+            raise SettingsError(
+                f"stage {self.stage} was not saved: {self.folder} has a save of {later[-1]} steps, and this script has "
+                f"taken {steps}: begin with `await stages.resume()`, or choose another folder"
+            )
         state = {"module": self.module.state_dict(), "generator": torch.get_rng_state()}
         state |= {"optimizer": self.optimizer.state_dict()} if self.optimizer else {}
         partial = path.with_suffix(".partial")
@@ -43,8 +46,9 @@ class StageSaves:
             flush(partial)
             os.replace(partial, path)
             flush(path.parent)
-            for old in self.steps()[:-KEPT]:
-                self._path(old).unlink(missing_ok=True)
+            for old in self.steps():
+                if old < since:
+                    self._path(old).unlink(missing_ok=True)
         except (OSError, RuntimeError) as error:  # torch raises the latter where the disk is full
             with contextlib.suppress(OSError):
                 partial.unlink()

@@ -36,13 +36,16 @@ class Stages:
         self.steps = 0
         """How many optimizer steps the stages have taken."""
         self._line, self._saves, self._turns = line, saves, itertools.count(1)
+        self._has_stepped = False
+        self._saved = 0
+        """The number of steps after which all stages have saved last; 0: none has."""
 
     async def __call__(self, inputs: Tensor) -> Tensor:
         """The model's output, from which `backward` reaches all stages; within `torch.no_grad()`, no stage keeps what a
         backward pass would need. All stages train or evaluate as the first one does (`train()`, `eval()`). Raises
-        StageLost.
+        StageLost; SettingsError: the first stage returns something else than one tensor.
         """
-        values = self.first(inputs)
+        values = one_tensor(self.first(inputs), 0)
         return await self._line.in_thread(self._through, values, torch.is_grad_enabled())
 
     async def clip_norm(self, max_norm: float) -> float:
@@ -58,17 +61,20 @@ class Stages:
         Args:
             lr: learning rate of this and later steps, for all parameters; default: as each optimizer has it.
         """
+        self._has_stepped = True
         await self._ask(stage_line.STEP, lr)
         self.steps += 1
 
     async def save(self) -> None:
         """Have each stage save its weights and its optimizer's state in its folder; call it after `step`. Raises
-        StageLost; SettingsError: a stage has no folder, or cannot write there; all stages go on as they are.
+        StageLost; SettingsError: a stage has no folder, cannot write there, or has saves of more steps there; all
+        stages go on as they are, and keep the last save that all of them have.
         """
-        await asyncio.to_thread(self._saves.save, self.steps)
-        for (error,) in await self._ask(stage_line.SAVE, self.steps):
+        await asyncio.to_thread(self._saves.save, self.steps, self._saved)
+        for (error,) in await self._ask(stage_line.SAVE, self.steps, self._saved):
             if error:
                 raise SettingsError(error)
+        self._saved = self.steps
 
     async def resume(self) -> int:
         """Go back, on all stages, to the newest `save` that all of them have, after a `StageLost` or at a script's
@@ -78,12 +84,12 @@ class Stages:
         """
         saved = [self._saves.steps(), *(one[0] for one in await self._ask(stage_line.SAVED))]
         newest = newest_of_all(saved)
-        if newest is None and (any(saved) or self.steps):
+        if newest is None and (any(saved) or self._has_stepped):
             raise StageLost("there is no save that all stages have: start all processes, and this script, anew")
         if newest is not None:
             await self._ask(stage_line.LOAD, newest)
             await asyncio.to_thread(self._saves.load, newest)
-        self.steps = newest or 0
+        self.steps = self._saved = newest or 0
         return self.steps
 
     async def close(self) -> None:
@@ -240,6 +246,8 @@ class _Served:
                 if output.requires_grad and values[0] is not None:  # else there is nothing to train up to here
                     output.backward(values[0])  # type: ignore[no-untyped-call]
                 line.send(line.stage - 1, turn, stage_line.BACKWARD, received.grad)
+            case stage_line.BACKWARD:
+                line.send(0, turn, stage_line.FORGOTTEN)
             case stage_line.NORM:
                 line.send(0, turn, stage_line.NORM, norm_of(self._module.parameters()))
             case stage_line.CLIP:
@@ -253,17 +261,17 @@ class _Served:
                 self._kept.clear()
                 line.send(0, turn, stage_line.STEP)
             case stage_line.SAVE:
-                line.send(0, turn, stage_line.SAVE, self._save(values[0]))
+                line.send(0, turn, stage_line.SAVE, self._save(*values))
             case stage_line.SAVED:
                 line.send(0, turn, stage_line.SAVED, self._saves.steps())
             case stage_line.LOAD:
                 self._saves.load(values[0])
                 line.send(0, turn, stage_line.LOAD)
 
-    def _save(self, steps: int) -> str:
+    def _save(self, steps: int, since: int) -> str:
         """Save the stage. Returns why it was not saved, for the script; empty: it was."""
         try:
-            self._saves.save(steps)
+            self._saves.save(steps, since)
         except SettingsError as error:
             return str(error)
         return ""
@@ -272,12 +280,22 @@ class _Served:
         if self._module.training != is_training:
             self._module.train(is_training)
         with torch.set_grad_enabled(keeps_graph):
-            output = self._module(received)
+            # Its first layer may change what it gets in place, which autograd forbids for `received` itself.
+            given = received.clone() if keeps_graph and received.requires_grad else received
+            output = one_tensor(self._module(given), self._line.stage)
         if keeps_graph:
             self._kept[turn] = received, output
         following = (self._line.stage + 1) % self._line.stages
         sent = output.detach().requires_grad_(output.requires_grad)
         self._line.send(following, turn, stage_line.FORWARD, sent, keeps_graph, is_training)
+
+
+def one_tensor(output: Any, stage: int) -> Tensor:
+    """What a stage has returned. Raises SettingsError: it is not one tensor."""
+    if not isinstance(output, Tensor):
+        found = type(output).__name__
+        raise SettingsError(f"stage {stage} returns a {found}: one tensor goes from stage to stage; cut elsewhere")
+    return output
 
 
 def norm_of(parameters: Iterable[nn.Parameter]) -> float:

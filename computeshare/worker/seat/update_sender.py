@@ -112,7 +112,8 @@ class UpdateQueue:
 
         Args:
             waiting: begin to wait for the next version; None: ask for a lease, if `and_lease`.
-        Raises: OutOfMemoryError: the broker has no room; Interrupted.
+        Raises: OutOfMemoryError: the broker has no room; Interrupted: likewise, and other workers had sent parts, which
+            are gone.
         """
         self._settle()
         updates = [
@@ -121,8 +122,10 @@ class UpdateQueue:
         ]
         try:
             return self._session.submit(token, self.nonce, updates, report, and_lease and waiting is None, waiting)
-        except OutOfMemoryError:
+        except OutOfMemoryError as error:
             self.forget()
+            if self._shared:
+                raise Interrupted("the broker has no room, so that the parts of other workers are gone") from error
             raise
 
     def drop(self) -> None:

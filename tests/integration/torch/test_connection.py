@@ -85,7 +85,11 @@ def test_a_broker_that_is_gone_does_not_stop_the_loop() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "said"),
-    [({"group": "a b"}, "letters, digits"), ({"codec": "int8"}, "suit differences alone")],
+    [
+        ({"group": "a b"}, "letters, digits"),
+        ({"codec": "int8"}, "suit differences alone"),
+        ({"every": 10}, "every: a loop of your own takes"),
+    ],
 )
 def test_what_cannot_be_is_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError, match=said):

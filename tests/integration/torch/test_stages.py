@@ -17,6 +17,7 @@ from redis import Redis
 from torch import nn
 
 from computeshare.errors import SettingsError
+from computeshare.torch.stage_saves import StageSaves
 from computeshare.torch.stages import StageLost, Stages, connect, serve
 from computeshare.transport.connections import by_loopback
 from tests.support.coroutines import asynchronously
@@ -414,3 +415,79 @@ def test_a_stage_that_cannot_save_says_so_and_serves_on(
     asynchronously(train())
     thread.join(20)
     assert [path.name for path in full.glob("*.pt")] == ["stage-1-1.pt"] * is_full
+
+
+def test_the_last_save_of_all_stages_stays_until_all_have_a_later_one(tmp_path: Path) -> None:
+    saves = StageSaves(tmp_path, 0, layers()[0], None)
+    for steps, since in ((100, 0), (200, 100), (300, 100)):  # another stage could not save after 200 and 300
+        saves.save(steps, since)
+    assert saves.steps() == [100, 200, 300]
+    saves.save(400, 300)
+    assert saves.steps() == [300, 400]
+    with pytest.raises(SettingsError, match="a save of 400 steps, and this script has taken 5: begin with"):
+        saves.save(5, 0)
+
+
+def test_a_stage_may_begin_with_a_change_in_place(redis_url: str) -> None:
+    group, parts, whole = uuid.uuid4().hex, layers(), layers()
+    for some in (parts, whole):
+        some[0], some[1] = nn.Linear(8, 16), nn.Sequential(nn.ReLU(inplace=True), some[1])
+        nn.init.ones_(some[0].weight)
+        nn.init.zeros_(some[0].bias)
+    inputs, labels = batches()[0]
+
+    async def train() -> None:
+        stages = await connect(parts[0], group, 3, redis_url)
+        nn.functional.cross_entropy(await stages(inputs), labels).backward()
+        await stages.close()
+
+    with holders(parts, group, redis_url):
+        asynchronously(train())
+    nn.functional.cross_entropy(nn.Sequential(*whole)(inputs), labels).backward()
+    found, expected = ([one.grad for part in some for one in part.parameters()] for some in (parts[:1], whole[:1]))
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_a_second_backward_pass_is_refused_at_once(redis_url: str) -> None:
+    group, parts = uuid.uuid4().hex, layers()
+
+    async def train() -> None:
+        stages = await connect(parts[0], group, 3, redis_url)
+        loss = (await stages(batches()[0][0])).sum()
+        loss.backward(retain_graph=True)
+        with pytest.raises(RuntimeError, match="once for each output"):
+            loss.backward()
+        await stages.step()
+        await stages.close()
+
+    with holders(parts, group, redis_url):
+        asynchronously(train())
+
+
+def test_a_first_step_that_not_all_stages_took_cannot_be_resumed(redis_url: str, tmp_path: Path) -> None:
+    group, parts = uuid.uuid4().hex, layers()
+
+    async def train() -> None:
+        stages = await connect(parts[0], group, 3, redis_url, timeout_s=0.2, folder=tmp_path)
+        assert stages.steps == 0
+        with pytest.raises(StageLost, match="has not answered"):
+            await stages.step()
+        stages.timeout_s = 60
+        with holders(parts, group, redis_url):
+            with pytest.raises(StageLost, match="no save that all stages have"):
+                await stages.resume()
+            await stages.close()
+
+    asynchronously(train())
+
+
+def test_a_stage_returns_one_tensor(redis_url: str) -> None:
+    class Pair(nn.Module):
+        def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return inputs, inputs
+
+    async def call() -> None:
+        await (await connect(Pair(), uuid.uuid4().hex, 2, redis_url))(batches()[0][0])
+
+    with pytest.raises(SettingsError, match="stage 0 returns a tuple: one tensor"):
+        asynchronously(call())

@@ -9,6 +9,7 @@ from redis.exceptions import OutOfMemoryError
 
 from computeshare.codecs.messages import UpdateEncoder, encode_update, feedback_of
 from computeshare.codecs.registry import CODECS
+from computeshare.errors import Interrupted
 from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.worker_session import WorkerSession
 from computeshare.tensors.layout import Layout
@@ -128,6 +129,20 @@ def test_who_finds_no_room_holds_nothing_while_waiting_for_it(
     assert [staged(reducer, outbox, unit) for unit in (0, 1)] == [set(), set()]
     assert submit(outbox) == "accepted"
     assert held(reducer, layout) == messages(layout)
+
+
+def test_who_finds_no_room_for_an_update_of_several_workers_does_not_send_it_without_their_parts(
+    reducer: ReducerSession, join: Join, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, _ = join("a"), join("another")
+    session.lease(str(ZERO))
+    outbox = outbox_of(session, layout)
+    take(outbox, layout, 0, VECTORS[0])
+    outbox.share(0)
+    outbox.arrived(0, [0], 4000)
+    monkeypatch.setattr(session, "submit", full)
+    with pytest.raises(Interrupted, match="other workers"):
+        submit(outbox)
 
 
 def full(*_: object) -> None:
