@@ -23,13 +23,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench import ours
-from bench.ending import end_cleanly_when_asked
 from bench.gateway import NGINX, certify
 from bench.links import Shape, links
-from bench.report import Cell, Part, Table, markdown, paired
+from bench.support import ours
+from bench.support.ending import end_cleanly_when_asked
+from bench.support.report import Cell, Part, Table, markdown, paired
+from bench.support.wait import wait_until
 from bench.thin_cases import BASE, DIFFERENCES
-from bench.wait import wait_until
 from computeshare.settings import Settings
 from computeshare.up.embedded_broker import free_port
 

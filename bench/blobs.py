@@ -15,7 +15,7 @@ from pathlib import Path
 
 from redis import Redis
 
-from bench.report import Cell, Part, Table, markdown
+from bench.support.report import Cell, Part, Table, markdown
 from computeshare.codecs.messages import PART_BYTES
 from computeshare.protocol.channel import Channel
 from computeshare.transport.connections import connect

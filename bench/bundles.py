@@ -16,7 +16,7 @@ from typing import Any
 
 from redis import Redis
 
-from bench.report import Part, Table, markdown
+from bench.support.report import Part, Table, markdown
 from computeshare.bundles.exchange import fetch
 from computeshare.bundles.piece_server import PieceServer
 from computeshare.bundles.store import BundleStore

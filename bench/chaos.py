@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.results import ROOT, append, digest, load
+from bench.support.results import ROOT, append, digest, load
 
 RESULTS = ROOT / "chaos-results.jsonl"
 COMMAND = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=0"]
@@ -36,7 +36,7 @@ SUITE = (
     *BROKER,
     "api/pages/**/*.*ml",
     "api/pages/static/*.*",
-    "bench/*.py",
+    "bench/**/*.py",
     "examples/**/*.py",
     "tests/conftest.py",
     "tests/support/*.py",

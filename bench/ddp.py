@@ -13,9 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench import ours, peer_ddp
-from bench.ending import end_cleanly_when_asked
-from bench.report import Part, Table, markdown, median, paired
+from bench import peer_ddp
+from bench.support import ours
+from bench.support.ending import end_cleanly_when_asked
+from bench.support.report import Part, Table, markdown, median, paired
 from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
 

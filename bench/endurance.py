@@ -23,9 +23,9 @@ from typing import Any
 import psutil
 
 from bench.faults import Faults
-from bench.results import PRODUCT, RELIABILITY, ROOT, append, digest
 from bench.stage import Stage, alive, stage
-from bench.wait import wait_until
+from bench.support.results import PRODUCT, RELIABILITY, ROOT, append, digest
+from bench.support.wait import wait_until
 
 EVERY_S = 10.0
 PROBE_ROUNDS = 150

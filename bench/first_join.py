@@ -23,9 +23,9 @@ from typing import Any
 import httpx2
 
 from bench.links import Link, Shape, links
-from bench.report import Part, Table, markdown
 from bench.stage import Stage
-from bench.wait import wait_until
+from bench.support.report import Part, Table, markdown
+from bench.support.wait import wait_until
 from computeshare.up.embedded_broker import free_port
 
 QUEUE = "newcomer"

@@ -33,8 +33,8 @@ import numpy as np
 from redis import Redis
 
 from bench.fleet_worker import KINDS, Worker
-from bench.results import RELIABILITY, append
-from bench.wait import wait_until
+from bench.support.results import RELIABILITY, append
+from bench.support.wait import wait_until
 from computeshare.codecs.messages import encode_update
 from computeshare.codecs.registry import EXACT
 from computeshare.jobspec.sampling_plan import Plan

@@ -31,8 +31,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from api.database import Database
 from api.fleet.invites import Introduction, InviteService
-from bench.report import Cell, Part, Table, markdown
-from bench.wait import wait_until
+from bench.support.report import Cell, Part, Table, markdown
+from bench.support.wait import wait_until
 from computeshare.codecs.messages import PART_BYTES
 from computeshare.protocol.keys import JobKeys
 from computeshare.transport.connections import connect

@@ -18,11 +18,11 @@ import signal
 import threading
 from typing import Any
 
-from bench import ours
-from bench.ending import end_cleanly_when_asked
 from bench.local_loss import ADAMW, SAMPLES, job_of_gpt
-from bench.report import Cell, Part, Table, markdown
-from bench.wait import wait_until
+from bench.support import ours
+from bench.support.ending import end_cleanly_when_asked
+from bench.support.report import Cell, Part, Table, markdown
+from bench.support.wait import wait_until
 from computeshare.settings import Settings
 from computeshare.types import ENDED
 

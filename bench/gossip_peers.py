@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from bench.ending import end_cleanly_when_asked
-from bench.report import Cell, Part, Table, markdown
 from bench.scaling import cpu_s
+from bench.support.ending import end_cleanly_when_asked
+from bench.support.report import Cell, Part, Table, markdown
 from computeshare.codecs.registry import CODECS
 from computeshare.gossip.exchange import Partners, PeerExchange
 from computeshare.gossip.peer_weights import GroupWeights, PublishedNotice

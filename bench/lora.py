@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench import ours
-from bench.ending import end_cleanly_when_asked
-from bench.report import Cell, Part, Table, markdown
-from bench.results import ROOT
+from bench.support import ours
+from bench.support.ending import end_cleanly_when_asked
+from bench.support.report import Cell, Part, Table, markdown
+from bench.support.results import ROOT
 from computeshare.settings import Settings
 
 RECIPE = ROOT / "examples" / "recipes" / "lora"

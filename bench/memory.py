@@ -16,8 +16,8 @@ from pathlib import Path
 
 import psutil
 
-from bench.ending import end_cleanly_when_asked
-from bench.report import Cell, Part, Table, markdown
+from bench.support.ending import end_cleanly_when_asked
+from bench.support.report import Cell, Part, Table, markdown
 from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
 from computeshare.types import ENDED
@@ -142,7 +142,7 @@ def tell(memory: Memory, spec: JobSpec) -> Part:
 
 
 def main() -> None:
-    from bench import ours
+    from bench.support import ours
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="resnet18")
@@ -176,7 +176,7 @@ def main() -> None:
 
 def _grow(units: int, limit_s: float) -> Part:
     """Train a small model with one worker on a new control plane, and measure the growth of all its processes."""
-    from bench import ours
+    from bench.support import ours
 
     per_round = 4
     document = {"dataset": "digits", "model": "lenet5", "input": [1, 28, 28], "micro_batch": 16, "threads": 1}

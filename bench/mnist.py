@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from bench import plain
+from bench.support import plain
 from computeshare.client import Client
 from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings

@@ -2,8 +2,8 @@
 
     python -m bench.own_images [--images 20000 --epochs 6 --seconds 30 --pairs 2]
 
-The images are made here (`bench.shapes`), added by `computeshare data add`, cropped, mirrored and fitted to 3x32x32,
-and trained on with SGD, a cosine schedule and bfloat16 autocast, with one thread, by strategy `local` with one
+The images are made here (`bench.support.shapes`), added by `computeshare data add`, cropped, mirrored, fitted to
+3x32x32, and trained on with SGD, a cosine schedule and bfloat16 autocast, with one thread, by strategy `local` with one
 replica. The loop reads the same prepared images. Both accuracies are of the test split, after equal epochs; the two
 trainings share the machine. Then samples per second are compared, in turns. At last a second worker, in an empty home,
 joins over TCP; it is killed by SIGKILL when half of the training images have arrived, and started again.
@@ -31,13 +31,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from bench import ours, shapes
-from bench.course import WARM_UP
-from bench.ending import end_cleanly_when_asked
-from bench.relay import Relay
-from bench.report import Part, Table, markdown, paired
 from bench.single import OPTIMIZER, ROUNDS
-from bench.wait import wait_until
+from bench.support import ours, shapes
+from bench.support.course import WARM_UP
+from bench.support.ending import end_cleanly_when_asked
+from bench.support.relay import Relay
+from bench.support.report import Part, Table, markdown, paired
+from bench.support.wait import wait_until
 from computeshare.bundles.store import BundleStore
 from computeshare.jobspec.tasks.own_data import TRAINING_FILES
 from computeshare.tasks.images.datasets import prepared

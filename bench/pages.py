@@ -26,9 +26,9 @@ import httpx2
 from redis import Redis
 
 from bench.longjob import JOB, ROUND_MS, SPEC, database_in, fill, token, worker
-from bench.report import Cell, Part, Table, markdown
-from bench.results import ROOT, percentile
-from bench.wait import wait_until
+from bench.support.report import Cell, Part, Table, markdown
+from bench.support.results import ROOT, percentile
+from bench.support.wait import wait_until
 from computeshare.protocol.keys import JOBS, JobKeys
 from computeshare.settings import login_path
 from computeshare.transport.connections import connect

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from bench.course import Course, Point
 from bench.links import Links
-from bench.meter import Meter, metered
+from bench.support.course import Course, Point
+from bench.support.meter import Meter, metered
 from computeshare.jobspec.spec import JobSpec
 from computeshare.runtime.processes import PARENT, exit_with_parent
 from computeshare.up.embedded_broker import free_port

@@ -24,12 +24,12 @@ from typing import Any
 
 import psutil
 
-from bench import ours
-from bench.course import Course
-from bench.ending import end_cleanly_when_asked
 from bench.links import Shape, links
-from bench.report import Cell, Part, Table, cell, markdown
-from bench.wait import wait_until
+from bench.support import ours
+from bench.support.course import Course
+from bench.support.ending import end_cleanly_when_asked
+from bench.support.report import Cell, Part, Table, cell, markdown
+from bench.support.wait import wait_until
 from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
 from computeshare.tasks.text import texts

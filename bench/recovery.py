@@ -27,9 +27,9 @@ from typing import Any
 import psutil
 from redis.exceptions import RedisError
 
-from bench.results import PRODUCT, RELIABILITY, append, digest, load, percentile
 from bench.stage import Stage, stage
-from bench.wait import wait_until
+from bench.support.results import PRODUCT, RELIABILITY, append, digest, load, percentile
+from bench.support.wait import wait_until
 from computeshare.protocol.keys import JobKeys
 from computeshare.queue import list_workers
 

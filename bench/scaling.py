@@ -25,11 +25,11 @@ import numpy as np
 import psutil
 from redis import Redis
 
-from bench.ending import end_cleanly_when_asked
 from bench.fleet import OPEN_S, Ledger, load, reducing
 from bench.memory import forget_peak, peak
-from bench.report import Cell, Part, Plot, Table, markdown
-from bench.wait import wait_until
+from bench.support.ending import end_cleanly_when_asked
+from bench.support.report import Cell, Part, Plot, Table, markdown
+from bench.support.wait import wait_until
 from computeshare.codecs.messages import encode_update
 from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.spec import CodecSpec, JobSpec

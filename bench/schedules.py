@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.report import Cell, Part, Table, markdown
 from bench.split_model import Cut, SplitModel, gpt
+from bench.support.report import Cell, Part, Table, markdown
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.pipeline.chains.mail import ChainMail, LetterInbox, LetterOutbox
 from computeshare.pipeline.chains.placement import Held

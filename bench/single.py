@@ -22,10 +22,10 @@ import torch
 from torch.nn import functional
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from bench import ours
-from bench.course import WARM_UP
-from bench.ending import end_cleanly_when_asked
-from bench.report import Part, Table, markdown, paired
+from bench.support import ours
+from bench.support.course import WARM_UP
+from bench.support.ending import end_cleanly_when_asked
+from bench.support.report import Part, Table, markdown, paired
 from computeshare.jobspec.spec import JobSpec
 from computeshare.tasks.base import channels_last
 from computeshare.tasks.images.datasets import cifar

@@ -21,11 +21,11 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from bench import ours
-from bench.ending import end_cleanly_when_asked
 from bench.gateway import running
-from bench.report import Cell, Part, Table, markdown
-from bench.wait import wait_until
+from bench.support import ours
+from bench.support.ending import end_cleanly_when_asked
+from bench.support.report import Cell, Part, Table, markdown
+from bench.support.wait import wait_until
 from computeshare.settings import Settings
 from computeshare.up.embedded_broker import free_port
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from redis import Redis
 
 from bench.dispatcher import commands_processed
-from bench.wait import wait_until
+from bench.support.wait import wait_until
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import RoundStore

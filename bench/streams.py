@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from bench.recovery import SPEC
 from bench.stage import Stage, stage
-from bench.wait import wait_until
+from bench.support.wait import wait_until
 
 PATIENCE_S = 120.0
 LIST_EVERY_S = 0.25

@@ -20,12 +20,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench import ours, peer_ddp
-from bench.course import Course, Point
-from bench.ending import end_cleanly_when_asked
+from bench import peer_ddp
 from bench.links import Links, NoLinks, links
 from bench.peer_methods import METHODS
-from bench.report import Cell, Part, Plot, Table, cell, markdown, median, merged
+from bench.support import ours
+from bench.support.course import Course, Point
+from bench.support.ending import end_cleanly_when_asked
+from bench.support.report import Cell, Part, Plot, Table, cell, markdown, median, merged
 from bench.thin_cases import CASES, WORKERS, Case, specs
 from computeshare.settings import Settings
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from bench import ours
-from bench.ending import end_cleanly_when_asked
 from bench.links import NoLinks, Shape, links
 from bench.local_loss import ADAMW, GPT, SAMPLES, WARMUP, job_of_gpt, lasting
-from bench.report import Cell, Part, Table, markdown
+from bench.support import ours
+from bench.support.ending import end_cleanly_when_asked
+from bench.support.report import Cell, Part, Table, markdown
 from bench.thin_cases import WORKERS, codec
 from computeshare.settings import Settings
 from computeshare.tasks.metrics import score

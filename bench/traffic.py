@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench import ours
-from bench.ending import end_cleanly_when_asked
 from bench.links import Links, Shape, links, missing
-from bench.report import Cell, Part, Table, markdown
+from bench.support import ours
+from bench.support.ending import end_cleanly_when_asked
+from bench.support.report import Cell, Part, Table, markdown
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import ComputeShareError
 from computeshare.settings import Settings

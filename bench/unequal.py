@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.stage import Stage, stage
-from bench.wait import wait_until
+from bench.support.wait import wait_until
 from computeshare.jobspec.spec import JobSpec
 from computeshare.runtime.failpoints import VARIABLE as FAILPOINTS
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from redis import Redis
 
-from bench import plain
+from bench.support import plain
 from computeshare.checkpoints.store import Artifacts, CheckpointManifest
 from computeshare.codecs.messages import encode_update
 from computeshare.errors import ArtifactError, Banned, Diverged, LostClaim

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import chaos, results
+from bench import chaos
+from bench.support import results
 
 
 def entry(part: str, first: int, sources: str, passed: bool = True) -> dict[str, object]:

@@ -3,10 +3,10 @@
 import pytest
 
 from bench import peer_ddp
-from bench.course import Course, Point
 from bench.links import Moved
-from bench.meter import Meter
-from bench.ours import busy
+from bench.support.course import Course, Point
+from bench.support.meter import Meter
+from bench.support.ours import busy
 
 SLOW_START = Course(
     tuple(Point(v, 5.0 + 0.5 * v, 64 * v, 1000.0 * v, 3000.0 * v) for v in range(1, 21)),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench import recovery
-from bench.results import append
+from bench.support.results import append
 
 
 def test_every_trial_has_to_meet_the_goal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

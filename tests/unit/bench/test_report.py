@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.__main__ import PARTS, Command, run, write
-from bench.report import Part, Plot, Table, cell, markdown, median, merged, paired, svg
+from bench.support.report import Part, Plot, Table, cell, markdown, median, merged, paired, svg
 from bench.thin_cases import CASES, specs
 from computeshare.jobspec.spec import JobSpec
 
@@ -62,7 +62,7 @@ def test_a_part_is_the_same_after_it_was_saved(tmp_path: Path) -> None:
 
 def test_a_part_that_fails_or_is_skipped_does_not_hide_the_others(tmp_path: Path) -> None:
     parts = {
-        "good": Command("bench.report"),
+        "good": Command("bench.support.report"),
         "bad": Command("no.such.module"),
         "never": Command("bench.links", ("-h",)),
     }

@@ -18,9 +18,9 @@ from typing import Any
 
 import psutil
 
-from bench.course import Course, Point
 from bench.links import Link, Links
-from bench.meter import Meter, metered
+from bench.support.course import Course, Point
+from bench.support.meter import Meter, metered
 from computeshare.checkpoints.store import Artifacts
 from computeshare.client import Client
 from computeshare.jobspec.spec import JobSpec

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RELIABILITY = ROOT / "reliability-results.jsonl"
 PRODUCT = ("computeshare/**/*.py", "computeshare/protocol/lua/*.lua", "api/**/*.py", "migrations/**/*.py")
 """Patterns of the sources on which every measurement of the whole system depends."""

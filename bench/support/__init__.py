@@ -1,0 +1,1 @@
+"""What measurements share: stacks, links, timings and reports."""
