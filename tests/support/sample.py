@@ -25,9 +25,9 @@ def seed() -> int:
 
 
 @functools.cache
-def lately_changed(folder: str) -> frozenset[str]:
-    """Names, without endings, of the files in a folder that the last 20 commits changed; none in a shallow clone."""
-    paths = _git("diff", "--name-only", "HEAD~20", "HEAD", "--", folder)
+def lately_changed(folder: str, commits: int) -> frozenset[str]:
+    """Names, without endings, of the files in a folder that the last commits changed; none in a shallow clone."""
+    paths = _git("diff", "--name-only", f"HEAD~{commits}", "HEAD", "--", folder)
     return frozenset(Path(path).stem for path in paths.splitlines())
 
 

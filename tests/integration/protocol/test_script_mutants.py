@@ -1,7 +1,7 @@
 """Every check in the scripts is needed, and some test says so: each mutant has one check taken out or altered.
 
-A run tries a sample of COMPUTESHARE_MUTANTS (12) mutants, another one for each commit, and all mutants of the scripts
-that the last commits changed. `make chaos` tries all.
+A run tries a sample of COMPUTESHARE_MUTANTS (12) mutants, another one for each commit; of the scripts that the newest
+commit changed, all; of those that the last 20 changed, 20 more. `make chaos` tries all.
 """
 
 import json
@@ -605,12 +605,19 @@ def mutate(name: str, old: str, new: str) -> tuple[str, str]:
     return name, source[:start] + new + source[end:]
 
 
+def changed(commits: int) -> list[tuple[str, str, str]]:
+    """The mutants of the scripts that the last commits changed."""
+    scripts = sample.lately_changed("computeshare/protocol/lua", commits)
+    return [mutant for mutant in MUTANTS if not scripts.isdisjoint((mutant[0], "shared"))]
+
+
 def chosen() -> list[tuple[str, str, str]]:
     """The mutants that this run tries."""
-    changed = sample.lately_changed("computeshare/protocol/lua")
-    due = {mutant for mutant in MUTANTS if sample.WHOLE or not changed.isdisjoint((mutant[0], "shared"))}
+    if sample.WHOLE:
+        return MUTANTS
     drawn = sample.of(MUTANTS, int(os.environ.get("COMPUTESHARE_MUTANTS", "12")))
-    return [mutant for mutant in MUTANTS if mutant in due or mutant in drawn]
+    due = {*changed(1), *sample.of(changed(20), 20, "changed"), *drawn}
+    return [mutant for mutant in MUTANTS if mutant in due]
 
 
 def test_a_mutant_is_found_however_its_script_is_laid_out() -> None:
