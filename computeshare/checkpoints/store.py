@@ -264,25 +264,33 @@ class Artifacts:
 
     def tensors(self, token: Token, averaged: bool = False) -> dict[str, npt.NDArray[np.generic]]:
         """The state dict of a checkpoint; with `averaged` that of the moving average, if the job keeps one. Raises
-        ArtifactError.
+        ArtifactError: it is missing, or its digest differs from the manifest's.
         """
-        name = AVERAGE if averaged and self.manifest(token).average else WEIGHTS
-        try:
-            return safetensors_writer.read(_read(self.path(token, name)))[0]
-        except (OSError, ValueError) as error:
-            raise ArtifactError(f"the weights of checkpoint {token} are missing or damaged: {error}") from error
+        manifest = self.manifest(token)
+        if averaged and manifest.average:
+            return self._tensors(token, AVERAGE, manifest.average)
+        return self._tensors(token, WEIGHTS, manifest.sha256)
 
     def before(self, token: Token) -> dict[str, npt.NDArray[np.generic]] | None:
         """The state dict of the version before a checkpoint's; None: it has none. Raises ArtifactError."""
         digest = self.manifest(token).before
-        if not digest:
-            return None
+        return self._tensors(token, BEFORE, digest) if digest else None
+
+    def _tensors(self, token: Token, name: str, digest: str) -> dict[str, npt.NDArray[np.generic]]:
         try:
-            if weights_digest(self.path(token, BEFORE)) == digest:
-                return safetensors_writer.read(_read(self.path(token, BEFORE)))[0]
-        except (OSError, ValueError) as error:
-            raise ArtifactError(f"{BEFORE} of checkpoint {token} is missing or damaged: {error}") from error
-        raise ArtifactError(f"{BEFORE} of checkpoint {token} is damaged: its digest differs from the manifest's")
+            if weights_digest(self.path(token, name)) == digest:
+                return safetensors_writer.read(_read(self.path(token, name)))[0]
+        except (OSError, ValueError, ArtifactError) as error:
+            cause = error.__cause__ or error
+            raise ArtifactError(f"{name} of checkpoint {token} is missing or damaged: {error}") from cause
+        raise ArtifactError(f"{name} of checkpoint {token} is damaged: its digest differs from the manifest's")
+
+    def newest_bytes(self) -> int:
+        """Bytes of the newest checkpoint's files; 0: there is none."""
+        for token in reversed(self.tokens()):
+            with contextlib.suppress(FileNotFoundError):  # it is being removed
+                return sum(path.stat().st_size for path in self.path(token).iterdir())
+        return 0
 
     def state(self, token: Token) -> memoryview:
         """The reducer's state in a checkpoint, as writable memory. Raises ArtifactError."""

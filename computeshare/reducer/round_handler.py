@@ -287,7 +287,8 @@ class RoundHandler:
         if self.checkpoints.is_writing or time.monotonic() - self._disk_checked_s < DISK_CHECK_S:
             return False
         self._disk_checked_s = time.monotonic()
-        return Disk.of(self.artifacts.folder).obstacle(4 * self.job.layout.parameters) is not None
+        needed = max(4 * self.job.layout.parameters, self.artifacts.newest_bytes())
+        return Disk.of(self.artifacts.folder).obstacle(needed) is not None
 
     def _checkpoint(self, version: LoadedVersion, next_round: Round, base: Token | None) -> None:
         """Begin to write a checkpoint. Raises OSError: the one before could not be written.

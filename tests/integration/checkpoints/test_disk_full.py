@@ -19,6 +19,7 @@ from computeshare.checkpoints.store import Artifacts
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.round_store import RoundStore
 from computeshare.reducer import job_reducer, round_handler
+from computeshare.runtime.durability import Disk
 from computeshare.settings import Settings
 from tests.support.event_stream import Feed
 from tests.support.full_disk import fill, read_only, small_disk
@@ -144,6 +145,21 @@ def test_a_job_on_a_disk_that_turned_read_only_is_not_told_to_make_room(redis: R
     advance_until(job, lambda: job.store.status() == "finished")
     assert not job.reducer.advance()
     assert Artifacts(disk, job_id).tokens()[-1].version == 3
+
+
+def test_a_disk_with_room_for_the_weights_but_not_for_the_optimizers_state_is_full(
+    redis: Redis, job_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(redis, job_id, spec_of(rounds=50, checkpoint_every=1), tmp_path)
+    hand, artifacts = job.hand("solo"), Artifacts(tmp_path, job_id)
+    job.round(hand)
+    weights, handler = 4 * hand.layout.parameters, job.reducer.handler
+    advance_until(job, lambda: bool(artifacts.tokens()) and not job.reducer.checkpoints.is_writing)
+    assert artifacts.newest_bytes() > 3 * weights and handler
+    for room, is_full in ((2 * weights, True), (9 * weights, False)):
+        monkeypatch.setattr(round_handler.Disk, "of", lambda folder, room=room: Disk(folder, room, False))
+        monkeypatch.setattr(round_handler, "DISK_CHECK_S", 0.0)
+        assert handler._disk_is_full() == is_full
 
 
 @pytest.mark.usefixtures("impatient")

@@ -212,13 +212,24 @@ def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_not_marked_for_removal
     store.purge()
 
 
+def cut(content: bytes) -> bytes:
+    return content[:100]
+
+
+def altered(content: bytes) -> bytes:
+    """One bit of the last value differs."""
+    return content[:-1] + bytes([content[-1] ^ 0x40])
+
+
+@pytest.mark.parametrize("damage", [cut, altered])
 def test_a_damaged_checkpoint_on_the_way_is_told_and_holds_nothing_up(
-    start: Callable[..., tuple[Evaluator, RoundStore, Artifacts]],
+    start: Callable[..., tuple[Evaluator, RoundStore, Artifacts]], damage: Callable[[bytes], bytes]
 ) -> None:
     spec = JobSpec(dataset="digits", model="mlp", rounds=3, evaluate_every=1)
     evaluator, store, artifacts = start(spec)
     damaged, whole = save(artifacts, spec, 2), save(artifacts, spec, 3)
-    artifacts.path(damaged, WEIGHTS).write_bytes(b"no weights")
+    path = artifacts.path(damaged, WEIGHTS)
+    path.write_bytes(damage(path.read_bytes()))
     while evaluator._turn():
         pass
     assert [event["token"] for event in events(store, "damaged")] == [str(damaged)]

@@ -1,5 +1,6 @@
 """Checkpoints: whole or absent, and numbered so that an incarnation never comes back."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -13,10 +14,12 @@ from tests.support.checkpoints import write_checkpoint
 
 TENSORS: dict[str, np.ndarray] = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "seen": np.array(3, np.int64)}
 
+DIGEST = hashlib.sha256(b"".join(values.tobytes() for values in TENSORS.values())).hexdigest()
+
 
 def save(artifacts: Artifacts, version: int, incarnation: int = 1) -> Token:
     token = Token(incarnation, version, f"{version:016x}")
-    write_checkpoint(artifacts, token, TENSORS, b"state", "ab" * 32, 0, 4 * version)
+    write_checkpoint(artifacts, token, TENSORS, b"state", DIGEST, 0, 4 * version)
     return token
 
 
@@ -61,9 +64,9 @@ def test_what_was_staged_can_be_finished_once_the_disk_lets_it(tmp_path: Path, m
     with monkeypatch.context() as patch:
         patch.setattr("computeshare.checkpoints.store.flush", no_space)
         with pytest.raises(OSError, match="no space left"):
-            artifacts.finish(staged, "ab" * 32, 0, 12)
+            artifacts.finish(staged, DIGEST, 0, 12)
     assert artifacts.tokens() == []
-    artifacts.finish(staged, "ab" * 32, 0, 12)
+    artifacts.finish(staged, DIGEST, 0, 12)
     assert artifacts.tokens() == [token] and artifacts.state(token) == b"state"
     staged.discard()
     assert artifacts.has(token)
@@ -76,8 +79,8 @@ def test_a_moving_average_lies_beside_the_weights(tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr("computeshare.checkpoints.store.flush", no_space)
         with pytest.raises(OSError, match="no space left"):
-            artifacts.finish(staged, "ab" * 32, 0, 12)
-    manifest = artifacts.finish(staged, "ab" * 32, 0, 12)  # all files are written again
+            artifacts.finish(staged, DIGEST, 0, 12)
+    manifest = artifacts.finish(staged, DIGEST, 0, 12)  # all files are written again
     assert manifest.average == weights_digest(artifacts.path(token, "average.safetensors"))
     for averaged, expected in ((True, average), (False, TENSORS)):
         found = artifacts.tensors(token, averaged)
@@ -90,7 +93,7 @@ def test_a_moving_average_lies_beside_the_weights(tmp_path: Path, monkeypatch: p
 def test_the_version_before_lies_beside_the_weights_if_it_is_given(tmp_path: Path) -> None:
     artifacts, token = Artifacts(tmp_path, "job"), Token(1, 3, "3" * 16)
     before = {name: values + 1 for name, values in TENSORS.items()}
-    artifacts.finish(artifacts.stage(token, TENSORS, [b"state"], before=before), "ab" * 32, 0, 12)
+    artifacts.finish(artifacts.stage(token, TENSORS, [b"state"], before=before), DIGEST, 0, 12)
     found = artifacts.before(token)
     assert found is not None and all(np.array_equal(found[name], before[name]) for name in TENSORS)
     assert artifacts.before(save(artifacts, 7)) is None
@@ -105,7 +108,7 @@ def test_two_who_stage_the_same_checkpoint_do_not_disturb_each_other(tmp_path: P
     staged = [artifacts.stage(token, TENSORS, [b"state"]) for _ in range(2)]
     assert artifacts.tokens() == []
     for one in staged:
-        assert artifacts.finish(one, "ab" * 32, 0, 12).version == 3
+        assert artifacts.finish(one, DIGEST, 0, 12).version == 3
     assert not list((tmp_path / "job" / ".unfinished").iterdir())
     assert artifacts.on_disk() == [token]
 
