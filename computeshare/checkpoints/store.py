@@ -414,6 +414,10 @@ class Artifacts:
                 (folder / str(old)).unlink(missing_ok=True)
         return number
 
+    def withdraw(self, incarnation: int) -> None:
+        """Remove the record of an opening that did not happen, which would end the incarnation before."""
+        (self.folder / INCARNATIONS / str(incarnation)).unlink(missing_ok=True)
+
     def _incarnations(self) -> list[int]:
         """The incarnations on record, ascending."""
         try:

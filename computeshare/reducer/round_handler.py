@@ -98,6 +98,7 @@ class RoundHandler:
         state = job.server_step.dump(model.master)
         before = self._before(token, restored)
         if not self.session.open(token, blob, state, next_round, event, job.spec.strategy.recent, job.terms, before):
+            self.artifacts.withdraw(incarnation)
             raise LostClaim("the job was opened by another reducer")
         return_freed_memory()
         self.current, self._stored = LoadedVersion(token, model, sha256), StoredState(token)

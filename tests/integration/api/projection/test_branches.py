@@ -143,6 +143,27 @@ def test_a_reducer_that_comes_late_to_open_a_job_ends_no_incarnation(stored: Sto
     assert state is not None and state.token.incarnation == 2
 
 
+def test_a_reducer_that_was_stopped_while_it_opened_a_job_ends_no_incarnation(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored.job.store.purge()
+    stored.job.store.publish(SPEC.model_dump_json())
+    stored.job.reducer = late = stored.job.new_reducer()
+    unstopped = Artifacts.next_incarnation
+
+    def stopped(artifacts: Artifacts, origin: Token | None) -> int:
+        monkeypatch.setattr(Artifacts, "next_incarnation", unstopped)
+        stored.job.reducer = stored.job.new_reducer()  # another one opens the job meanwhile
+        assert stored.job.reducer.advance()
+        return unstopped(artifacts, origin)
+
+    monkeypatch.setattr(Artifacts, "next_incarnation", stopped)
+    with pytest.raises(LostClaim):
+        late.advance()
+    state = stored.job.store.read()
+    assert state is not None and state.token.incarnation == stored.artifacts.incarnation() == 2
+
+
 def test_rows_that_were_voided_and_belong_to_the_branch_restored_stand_again(
     stored: Stored, history: History, database: Database
 ) -> None:
