@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from redis import Redis
+from safetensors.numpy import load_file
 from sqlalchemy import update
 from starlette.testclient import TestClient
 
 from api.projection.projector import Projector
 from api.tables import VersionRow, table
-from computeshare.checkpoints.store import Artifacts
+from computeshare.checkpoints.store import WEIGHTS, Artifacts
 from computeshare.errors import ArtifactError
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.round_store import RoundStore
@@ -98,7 +99,7 @@ def test_a_fork_is_a_job_that_names_its_origin(
     own, origin = Artifacts(tmp_path / "artifacts", job["id"]), Token(0, 0, f"{number:064x}"[:16])
     assert own.tokens() == [origin]
     assert (own.state(origin), own.manifest(origin).version) == (b"state %d" % number, 0)
-    assert own.tensors(origin)["w"][0] == number
+    assert load_file(own.path(origin, WEIGHTS))["w"][0] == number
     (listed,) = client.get(f"/v1/jobs/{job['id']}/checkpoints").json()["items"]
     assert (listed["version"], listed["sha256"]) == (0, f"{number:064x}")
     assert client.get(f"/v1/jobs/{parent}").json()["forked_from"] is None
