@@ -123,7 +123,8 @@ class Wire:
             self._transfer(outgoing, self._replies.expected - count, meanwhile)
         replies, error = self._replies.take(count)
         self._outgoing = outgoing if self._replies.expected else None
-        if outgoing.left and self._outgoing is None:  # the broker has answered early, and reads no more
+        is_hung_up = outgoing.left or "Protocol error" in str(error)  # the broker reads no more, and closes
+        if is_hung_up and self._outgoing is None:
             self.close()
         if error and (raise_errors or isinstance(error, BusyLoadingError)):
             if self._outgoing:  # nobody will ask for what follows

@@ -315,6 +315,7 @@ def test_what_the_broker_says_before_it_hangs_up_is_told(broker: EmbeddedBroker)
         try:
             with pytest.raises(ResponseError, match="invalid bulk length"):
                 wire.exchange([["SET", "k", noise(BUCKET)]])
+            assert wire._link is None, "the broker closes it, sooner or later"
             assert wire.exchange([["EXISTS", "k"]]) == [0]
         finally:
             wire.exchange([["CONFIG", "SET", "proto-max-bulk-len", 512 << 20]])
