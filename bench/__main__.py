@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.support.ending import end_cleanly_when_asked
+from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.report import Part, markdown, svg
 from bench.support.results import ROOT
 from bench.thin_cases import CASES

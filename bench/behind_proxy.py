@@ -26,7 +26,7 @@ from typing import Any
 from bench.gateway import NGINX, certify
 from bench.links import Shape, links
 from bench.support import ours
-from bench.support.ending import end_cleanly_when_asked
+from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.report import Cell, Part, Table, markdown, paired
 from bench.support.wait import wait_until
 from bench.thin_cases import BASE, DIFFERENCES

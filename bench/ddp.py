@@ -15,7 +15,7 @@ from typing import Any
 
 from bench import peer_ddp
 from bench.support import ours
-from bench.support.ending import end_cleanly_when_asked
+from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.report import Part, Table, markdown, median, paired
 from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings

@@ -24,7 +24,7 @@ import numpy as np
 import psutil
 
 from bench.scaling import cpu_s
-from bench.support.ending import end_cleanly_when_asked
+from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.report import Cell, Part, Table, markdown
 from computeshare.codecs.registry import CODECS
 from computeshare.gossip.exchange import Partners, PeerExchange

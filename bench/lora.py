@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bench.support import ours
-from bench.support.ending import end_cleanly_when_asked
+from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.report import Cell, Part, Table, markdown
 from bench.support.results import ROOT
 from computeshare.settings import Settings

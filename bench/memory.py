@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.support.ending import end_cleanly_when_asked
+from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.report import Cell, Part, Table, markdown
 from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings

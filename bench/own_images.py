@@ -33,8 +33,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from bench.single import OPTIMIZER, ROUNDS
 from bench.support import ours, shapes
+from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.course import WARM_UP
-from bench.support.ending import end_cleanly_when_asked
 from bench.support.relay import Relay
 from bench.support.report import Part, Table, markdown, paired
 from bench.support.wait import wait_until

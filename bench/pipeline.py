@@ -26,8 +26,8 @@ import psutil
 
 from bench.links import Shape, links
 from bench.support import ours
+from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.course import Course
-from bench.support.ending import end_cleanly_when_asked
 from bench.support.report import Cell, Part, Table, cell, markdown
 from bench.support.wait import wait_until
 from computeshare.jobspec.spec import JobSpec

@@ -27,7 +27,7 @@ from redis import Redis
 
 from bench.fleet import OPEN_S, Ledger, load, reducing
 from bench.memory import forget_peak, peak
-from bench.support.ending import end_cleanly_when_asked
+from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.report import Cell, Part, Plot, Table, markdown
 from bench.support.wait import wait_until
 from computeshare.codecs.messages import encode_update

@@ -23,8 +23,8 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from bench.support import ours
+from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.course import WARM_UP
-from bench.support.ending import end_cleanly_when_asked
 from bench.support.report import Part, Table, markdown, paired
 from computeshare.jobspec.spec import JobSpec
 from computeshare.tasks.base import channels_last

@@ -23,7 +23,7 @@ import httpx2
 
 from bench.gateway import running
 from bench.support import ours
-from bench.support.ending import end_cleanly_when_asked
+from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.report import Cell, Part, Table, markdown
 from bench.support.wait import wait_until
 from computeshare.settings import Settings

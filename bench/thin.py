@@ -24,8 +24,8 @@ from bench import peer_ddp
 from bench.links import Links, NoLinks, links
 from bench.peer_methods import METHODS
 from bench.support import ours
+from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.course import Course, Point
-from bench.support.ending import end_cleanly_when_asked
 from bench.support.report import Cell, Part, Plot, Table, cell, markdown, median, merged
 from bench.thin_cases import CASES, WORKERS, Case, specs
 from computeshare.settings import Settings

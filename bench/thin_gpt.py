@@ -22,7 +22,7 @@ import torch
 from bench.links import NoLinks, Shape, links
 from bench.local_loss import ADAMW, GPT, SAMPLES, WARMUP, job_of_gpt, lasting
 from bench.support import ours
-from bench.support.ending import end_cleanly_when_asked
+from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.report import Cell, Part, Table, markdown
 from bench.thin_cases import WORKERS, codec
 from computeshare.settings import Settings

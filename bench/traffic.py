@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.links import Links, Shape, links, missing
 from bench.support import ours
-from bench.support.ending import end_cleanly_when_asked
+from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.report import Cell, Part, Table, markdown
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import ComputeShareError
