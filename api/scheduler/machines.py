@@ -1,6 +1,6 @@
 """The table of machines: workers seen, successions of processes on a machine, and workers drained or dismissed."""
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -87,22 +87,27 @@ class Roll:
         if calm:
             return
         admitted = admitted_machines(connection)
-        _forget_surplus(connection, there, admitted)
-        for gone, new in successions(connection.execute(select(MACHINE)).all(), there, admitted).items():
+        rows = connection.execute(select(MACHINE).order_by(MACHINE.c.last_seen_ms.desc())).all()
+        excess = surplus([row.worker for row in rows], there, admitted)
+        connection.execute(delete(MACHINE).where(MACHINE.c.worker.in_(excess)))
+        for gone, new in successions([row for row in rows if row.worker not in excess], there, admitted).items():
             _succeed(connection, gone, new)
         forgotten = (MACHINE.c.noted_ms < now - KEPT_MS) & MACHINE.c.worker.not_in(list(there))
         connection.execute(delete(MACHINE).where(forgotten))
 
 
-def _forget_surplus(connection: Connection, there: Collection[str], admitted: Collection[str]) -> None:
-    """Forget all but the newest `KEPT_OF_GUEST` gone workers of each machine at the gateway."""
-    gone: defaultdict[str, list[str]] = defaultdict(list)
-    for worker in connection.scalars(select(MACHINE.c.worker).order_by(MACHINE.c.last_seen_ms.desc())):
-        if worker not in there and machine_of(worker) in admitted:
-            gone[machine_of(worker)].append(worker)
-    for surplus in (workers[KEPT_OF_GUEST:] for workers in gone.values()):
-        if surplus:
-            connection.execute(delete(MACHINE).where(MACHINE.c.worker.in_(surplus)))
+def surplus(workers: Iterable[str], online: Collection[str], admitted: Collection[str]) -> set[str]:
+    """Of the workers, newest first, those that are gone beyond the newest `KEPT_OF_GUEST` of each admitted machine.
+    Pure.
+    """
+    seen, found = Counter[str](), set[str]()
+    for worker in workers:
+        machine = machine_of(worker)
+        if worker not in online and machine in admitted:
+            seen[machine] += 1
+            if seen[machine] > KEPT_OF_GUEST:
+                found.add(worker)
+    return found
 
 
 def admitted_machines(connection: Connection) -> set[str]:

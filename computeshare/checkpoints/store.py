@@ -278,11 +278,11 @@ class Artifacts:
 
     def _tensors(self, token: Token, name: str, digest: str) -> dict[str, npt.NDArray[np.generic]]:
         try:
-            if weights_digest(self.path(token, name)) == digest:
-                return safetensors_writer.read(_read(self.path(token, name)))[0]
-        except (OSError, ValueError, ArtifactError) as error:
-            cause = error.__cause__ or error
-            raise ArtifactError(f"{name} of checkpoint {token} is missing or damaged: {error}") from cause
+            tensors, metadata = safetensors_writer.read(_read(self.path(token, name)))
+            if _digest(tensors[one] for one in json.loads(metadata["order"])) == digest:
+                return tensors
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ArtifactError(f"{name} of checkpoint {token} is missing or damaged: {error}") from error
         raise ArtifactError(f"{name} of checkpoint {token} is damaged: its digest differs from the manifest's")
 
     def newest_bytes(self) -> int:
@@ -446,13 +446,17 @@ class Artifacts:
 
 def weights_digest(path: Path) -> str:
     """sha256, in hex, over a weights file's tensors in `state_dict` order. Raises ArtifactError: no such valid file."""
-    sha = hashlib.sha256()
     try:
         with safe_open(path, framework="np") as file:
-            for name in json.loads((file.metadata() or {})["order"]):
-                sha.update(file.get_tensor(name).tobytes())
+            return _digest(file.get_tensor(name) for name in json.loads((file.metadata() or {})["order"]))
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ArtifactError(f"this is not a complete weights file of ComputeShare: {error}") from error
+
+
+def _digest(tensors: Iterable[npt.NDArray[np.generic]]) -> str:
+    sha = hashlib.sha256()
+    for tensor in tensors:
+        sha.update(tensor.tobytes())
     return sha.hexdigest()
 
 

@@ -61,7 +61,7 @@ class ExchangeReport:
     """Of the last exchange: with whom, the share taken of its weights, and the distance: the root mean square
     of the difference. Empty: there was none.
     """
-    waited_s: float = 0.0
+    waited_s: float = field(default=0.0, compare=False)
     """How long the peer waited for others' weights before it computed on."""
 
 
@@ -216,8 +216,8 @@ class PeerExchange:
         return report
 
     def forget(self) -> None:
-        """Report no exchange: the weights are again as they were before."""
-        self._report.met = {}
+        """Report no exchange, and no wait for one: the weights are again as they were before."""
+        self._report.met, self._report.waited_s = {}, 0.0
 
     def _begin_to_read(self, choose: Choose) -> "Future[Read | None]":
         self._asked, self._asked_at = "", time.monotonic()
@@ -226,6 +226,7 @@ class PeerExchange:
 
     def _read(self, choose: Choose) -> Read | None:
         """In the helper's thread: another peer's weights; None: there is no other, or they cannot be had."""
+        began = time.monotonic()
         others = self._source.others()
         chosen = choose(others)
         if chosen is None or chosen not in others:
@@ -235,7 +236,7 @@ class PeerExchange:
         if found is None:
             return None
         self._read_bytes += sum(len(part) for part in found[1] if part is not None)
-        self._took_s = time.monotonic() - self._asked_at
+        self._took_s = time.monotonic() - began
         return found
 
     def _decoded(self, published: PublishedNotice, message: Message) -> FetchedWeights | None:

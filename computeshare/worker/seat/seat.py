@@ -219,8 +219,9 @@ class SeatSession:
         """Join, and compute until the job or the seat ends. Returns the reason."""
         codecs, layout, kind = self.spec.codecs, computation.layout, computation.kind
         feedback = feedback_of(CODECS[codecs.up], layout)
-        encoder = UpdateEncoder(CODECS[codecs.up], layout, feedback, compress=not is_next_door(self.redis))
-        built = None if is_next_door(self.redis) else computation.built
+        is_near = is_next_door(self.redis)
+        encoder = UpdateEncoder(CODECS[codecs.up], layout, feedback, compress=not is_near)
+        built = None if is_near else computation.built
         replicas = computation.replicas(self.spec)
         if peer := self._peer(replicas[0], layout, lambda: loop.token):
             replicas = [peer]  # a worker is one peer, on its first device

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 from redis.exceptions import ResponseError
-from sqlalchemy import update
+from sqlalchemy import select, update
 from starlette.testclient import TestClient
 
 from api.broker import Broker
@@ -241,10 +241,8 @@ def test_a_machine_with_the_brokers_address_stays_whose_it_was_over_restarts(
     assert first not in found and found[second] == ("owner" if assigned_back else None)
 
 
-def test_of_an_invited_machine_that_names_workers_for_ever_the_newest_are_remembered(
-    database: Database, settings: Settings
-) -> None:
-    invites, fleet, roll = InviteService(database), Fleet(database, Broker(settings)), Roll(database)
+def test_of_an_invited_machine_that_names_workers_for_ever_the_newest_are_remembered(database: Database) -> None:
+    invites, roll = InviteService(database), Roll(database)
     made, code = invites.create("mnist", 15)
     invites.take_up(code, machine(code), from_here=False)
     own, others = [secrets.token_hex(6) for _ in range(100)], [f"{made.id}{number:04}" for number in range(100)]
@@ -253,7 +251,8 @@ def test_of_an_invited_machine_that_names_workers_for_ever_the_newest_are_rememb
         there = [*own[place : place + 4], *others[place : place + 4]]
         said = [WorkerInfo(one, one, "cpu", (), {}, 1, "h", 1, last_seen_ms=now) for one in there]
         roll.call(said, now, calm=False)
-    known = {worker.id for worker in fleet.workers(offline=True).items}
+    with database.engine.connect() as connection:
+        known = set(connection.scalars(select(MACHINE.c.worker)))
     assert known == {*own, *others[-KEPT_OF_GUEST:]}
 
 

@@ -73,3 +73,4 @@ def test_a_seat_elsewhere_computes_on_what_it_has_built(
     thread.start()
     wait_until(lambda: not job.reducer.advance())
     thread.join(30)
+    assert not thread.is_alive()
