@@ -17,6 +17,8 @@ hypothesis.settings.register_profile("suite", deadline=None)  # the first exampl
 hypothesis.settings.load_profile("suite")
 LONG_TESTS, E2E_FILES = 1, 1
 """Of the long tests outside tests/e2e, and of the files in it, so many run with the whole suite."""
+SLOW_SHARE = 0.25
+"""Of the slow tests, so much runs with the whole suite."""
 ALWAYS = ("test_bits.py", "test_pages.py")
 """The files in tests/e2e that always run: the promise of equal bits, and the job's page."""
 structlog.configure(
@@ -30,7 +32,7 @@ structlog.configure(
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what this commit's sample does not take: of the cases of a test; where nobody named files or tests,
-    also of long tests, of end-to-end files, and of the tests of slow files.
+    also of long and of slow tests, and of end-to-end files.
     """
     if sample.WHOLE:
         return
@@ -39,9 +41,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if is_whole:
         e2e = {item for item in items if item.nodeid.startswith("tests/e2e/")}
         left_out |= _files_left_out([item for item in e2e if item.path.name not in ALWAYS], E2E_FILES, "e2e")
-        long = [item for item in items if item.get_closest_marker("long") and item not in e2e]
+        kept = [item for item in items if item not in left_out]
+        long = [item for item in kept if item.get_closest_marker("long") and item not in e2e]
+        slow = [item for item in kept if item.get_closest_marker("slow") and item not in long]
         left_out.update({*long}.difference(sample.of(long, LONG_TESTS, "long")))
-        left_out |= _tests_left_out([item for item in items if item not in left_out and item not in long])
+        left_out.update({*slow}.difference(sample.of(slow, round(len(slow) * SLOW_SHARE), "slow")))
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
@@ -55,16 +59,6 @@ def _cases_left_out(items: list[pytest.Item]) -> set[pytest.Item]:
             cases[item.nodeid.partition("[")[0], marker.args[0]].append(item)
     kept = {item for (name, count), several in cases.items() for item in sample.of(several, count, name)}
     return {item for several in cases.values() for item in several} - kept
-
-
-def _tests_left_out(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Of the tests of a file marked `sampled_file(count)`, all but so many."""
-    tests: defaultdict[tuple[Path, int], list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        if marker := item.get_closest_marker("sampled_file"):
-            tests[item.path, marker.args[0]].append(item)
-    kept = {item for (path, count), several in tests.items() for item in sample.of(several, count, path.name)}
-    return {item for several in tests.values() for item in several} - kept
 
 
 def _files_left_out(items: list[pytest.Item], count: int, name: str) -> set[pytest.Item]:

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     "module", ["api", "api.main", "computeshare.cli.main", "computeshare.worker.process", "computeshare.queue"]
 )
+@pytest.mark.slow
 def test_importing_it_does_not_import_torch(module: str) -> None:
     program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
@@ -48,6 +49,7 @@ sys.exit(", ".join({"torch._dynamo", "torchvision"} & sys.modules.keys()) or 0)
 """
 
 
+@pytest.mark.slow
 def test_training_a_small_model_imports_neither_torch_dynamo_nor_torchvision() -> None:
     """Each would add seconds to the start of every seat."""
     done = subprocess.run([sys.executable, "-c", TRAINING], check=False, timeout=120, capture_output=True, text=True)

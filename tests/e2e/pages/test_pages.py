@@ -35,7 +35,7 @@ from tests.support.recipe_jobs import FACTS
 from tests.support.staged_jobs import arrived, start, under_way
 from tests.support.wait import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.sampled_file(25)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
 

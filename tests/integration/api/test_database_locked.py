@@ -36,6 +36,7 @@ def locked(home: Path) -> Iterator[None]:
         other.close()
 
 
+@pytest.mark.slow
 def test_a_locked_database_is_a_503_and_everything_goes_on_after_it(
     redis: Redis, client: TestClient, settings: Settings
 ) -> None:

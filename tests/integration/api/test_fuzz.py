@@ -22,7 +22,7 @@ from tests.support.event_stream import Feed
 from tests.support.fuzz import RAW, SPEC, TEXTS, VALUES, check
 from tests.support.served_api import serving
 
-pytestmark = pytest.mark.sampled_file(18)
+pytestmark = pytest.mark.slow
 
 PLAN = JobSpec(dataset="digits", model="mlp").plan
 

@@ -58,6 +58,7 @@ def test_slow_sockets_are_closed(url: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert httpx2.get(f"{url}/healthz", timeout=30).status_code == 200
 
 
+@pytest.mark.slow
 def test_clients_that_do_not_read_are_cut_and_slow_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LimitedProtocol, "read_s", 0.5)
     body = bytes(20_000_000)  # more than the kernel holds
@@ -131,6 +132,7 @@ def test_connections_are_bounded_and_free_again_when_others_go(url: str, monkeyp
 
 
 @pytest.mark.parametrize("path", ["/login?key=guess", "/join/guess"])
+@pytest.mark.slow
 def test_guessing_is_slowed_down_and_being_right_is_not(url: str, path: str) -> None:
     for _ in range(3 * TRIES):
         assert httpx2.get(url + login_path("secret"), timeout=30).status_code == 303

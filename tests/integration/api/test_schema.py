@@ -77,6 +77,7 @@ def served(settings: Settings) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.timeout(0 if CALLS > 200 else 300)
+@pytest.mark.slow
 def test_every_route_answers_every_request_as_documented(served: tuple[str, Any]) -> None:
     url, app = served
     operations = [found.ok() for found in schemathesis.openapi.from_dict(app.openapi()).get_all_operations()]

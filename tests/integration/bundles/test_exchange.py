@@ -173,6 +173,7 @@ fetch(connect(url), BundleStore(Path(folder), 10**10), digest, progress=lambda p
 """
 
 
+@pytest.mark.slow
 def test_a_killed_worker_resumes_and_loses_a_piece_at_most(
     redis: Redis, broker: EmbeddedBroker, origin: BundleStore, tmp_path: Path, serving: Callable[[PieceServer], None]
 ) -> None:

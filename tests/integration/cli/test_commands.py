@@ -247,6 +247,7 @@ def test_invites_are_listed_and_withdrawn_at_the_command_line(
     assert made["id"] not in {one["id"] for one in client.invites.list()}
 
 
+@pytest.mark.slow
 def test_doctor_finds_the_control_plane_the_broker_and_torch(
     client: Client, redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,7 +22,7 @@ from computeshare.tasks import exports
 from computeshare.tasks import trained as trained_tasks
 from computeshare.terminal.command import run
 
-pytestmark = pytest.mark.sampled_file(3)
+pytestmark = pytest.mark.slow
 
 LENET = {"dataset": "mnist", "model": "lenet5"}
 RESNET = {"dataset": "digits", "model": "resnet18", "input": (3, 32, 32)}

@@ -20,7 +20,7 @@ from computeshare.terminal.command import run
 from tests.support.recipes import NOISE
 from tests.support.served_api import serving
 
-pytestmark = pytest.mark.sampled_file(3)
+pytestmark = pytest.mark.slow
 
 NET = (
     NOISE

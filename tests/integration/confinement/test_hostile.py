@@ -76,6 +76,7 @@ def test_a_method_works_on_this_machine() -> None:
     assert sys.platform != "linux" or {method.name for method in METHODS} >= {"landlock"}
 
 
+@pytest.mark.slow
 def test_torch_computes_inside(by: Method, scratch: Path) -> None:
     program = (
         "import torch, computeshare.training.replica; x = torch.ones(300, 300); print('sum', float((x @ x).sum()))"
@@ -368,6 +369,7 @@ for number in range(100):
     assert why.startswith("was killed: it wrote ") and why.endswith(" of the 52 MB allowed")
 
 
+@pytest.mark.slow
 def test_a_hidden_folder_ends_it(by: Method, scratch: Path) -> None:
     program = """
 import time
@@ -382,6 +384,7 @@ time.sleep(100)
     assert why.startswith("was killed: it wrote a folder that cannot be looked into")
 
 
+@pytest.mark.slow
 def test_threads_without_end_are_stopped(by: Method, scratch: Path) -> None:
     program = """
 import threading, time

@@ -22,7 +22,7 @@ from computeshare.up.embedded_broker import EmbeddedBroker
 from tests.support.full_disk import small_disk
 from tests.support.served_api import serving
 
-pytestmark = pytest.mark.sampled_file(8)
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from computeshare.errors import BrokerError
 from computeshare.runtime import durability
 from computeshare.settings import Settings
 
-pytestmark = pytest.mark.sampled_file(5)
+pytestmark = pytest.mark.slow
 
 WRONG = """
 import sys

@@ -128,6 +128,7 @@ def test_own_metrics_are_told_beside_the_accuracy_that_versions_are_compared_by(
     assert told["own_metrics"] == {"margin": pytest.approx(expected["margin"])}
 
 
+@pytest.mark.slow
 def test_an_error_of_the_recipe_is_told_once_and_holds_no_other_job_up(
     start: Callable[..., Scored], redis: Redis, job_id: str, tmp_path: Path
 ) -> None:
@@ -145,6 +146,7 @@ def test_an_error_of_the_recipe_is_told_once_and_holds_no_other_job_up(
     other.purge()
 
 
+@pytest.mark.slow
 def test_a_recipe_whose_test_split_is_wrong_ends_its_job_which_names_the_split(
     start: Callable[..., Scored], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -219,6 +219,7 @@ def data(split, folder):
 """
 
 
+@pytest.mark.slow
 def test_a_recipe_is_scored_by_workers_whose_owners_agreed_and_by_no_others(plane: Plane, tmp_path: Path) -> None:
     key, job = SigningKey.new(), recipe_job(RECIPE, tmp_path / "recipe", evaluate_every=1, rounds=2)
     document = job.spec.model_dump(mode="json")

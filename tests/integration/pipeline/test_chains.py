@@ -41,7 +41,7 @@ from tests.support.rounds import events, take_seat, unseen
 from tests.support.stage_seats import Seat
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.sampled_file(25)
+pytestmark = pytest.mark.slow
 
 
 def setup_of(job: Job) -> StageSetup:

@@ -65,6 +65,7 @@ def test_two_and_three_stages_end_with_the_weights_of_one_process(
     assert len(ends) == 1
 
 
+@pytest.mark.slow
 def test_clipping_across_stages_is_that_of_one_process(start: Callable[..., Job], run: Run) -> None:
     ends = {}
     for clip_norm in (0.0, 0.1):
@@ -75,6 +76,7 @@ def test_clipping_across_stages_is_that_of_one_process(start: Callable[..., Job]
     assert len({*ends.values()}) == 2, "the gradients are longer than 0.1"
 
 
+@pytest.mark.slow
 def test_a_fork_of_a_pipeline_goes_on_as_one_of_another_strategy(
     start: Callable[..., Job], run: Run, redis_url: str
 ) -> None:

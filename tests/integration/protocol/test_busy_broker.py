@@ -52,6 +52,7 @@ def two_at_once(client: Redis, transaction: bool) -> Any:
     ],
     ids=["command", "transaction", "pipeline", "exchange", "fetch"],
 )
+@pytest.mark.slow
 def test_a_call_waits_until_the_broker_is_free(url: str, call: Callable[[Redis], Any], gives: Any) -> None:
     with closing(connect(url)) as client:
         assert done_while_busy(url, lambda: call(client)) == gives

@@ -73,6 +73,7 @@ def alter_once(monkeypatch: pytest.MonkeyPatch, job_id: str, spec: JobSpec) -> N
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("down", ["float32", "float16", "int8", "int4", "lowrank4"])
+@pytest.mark.slow
 def test_altered_weights_count_for_nothing_and_are_published_again(
     redis: Redis, job_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, down: str
 ) -> None:

@@ -179,6 +179,7 @@ def end(started: tuple[list[threading.Thread], list[Any]], stop: threading.Event
         assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_a_job_in_mid_run_stands_still_and_goes_on_without_a_strike_or_a_lost_seat(
     small: Redis, database: Database, jobs: Jobs, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from computeshare.types import Blob
 from tests.support.job_reducer import Hand, Job, Spoil, Worker
 from tests.support.rounds import events
 
-pytestmark = pytest.mark.sampled_file(15)
+pytestmark = pytest.mark.slow
 
 RNG = np.random.default_rng(0)
 

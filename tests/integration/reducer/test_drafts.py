@@ -76,6 +76,7 @@ def send_early(job: Job, hands: list[Follower]) -> None:
 
 
 @pytest.mark.parametrize("name", JOBS)
+@pytest.mark.slow
 def test_a_version_is_the_same_bits_whether_it_was_drafted_or_not(name: str, start: Callable[..., Job]) -> None:
     whole, early = start(**JOBS[name]), start(**JOBS[name])
     hands, plain = [follow(early, "a"), follow(early, "b")], follow(whole, "solo")

@@ -69,6 +69,7 @@ def succeed(job: Job) -> None:
 
 
 @pytest.mark.parametrize("name", JOBS)
+@pytest.mark.slow
 def test_one_who_takes_over_after_several_versions_recomputes_the_same_bits(
     name: str, start: Callable[..., Job]
 ) -> None:
@@ -170,6 +171,7 @@ def test_a_job_goes_on_from_its_checkpoint_if_a_step_is_missing(lost: int, start
 
 @pytest.mark.parametrize(("point", "version"), [("before_commit", 2), ("after_commit", 3), ("after_state", 3)])
 @pytest.mark.parametrize("is_due", [False, True], ids=["state kept back", "state stored"])
+@pytest.mark.slow
 def test_a_reducer_that_dies_between_states_is_followed_by_one_that_makes_the_same_version_once(
     point: str,
     version: int,

@@ -174,6 +174,7 @@ def start(redis: Redis, tmp_path: Path) -> Callable[..., Job]:
 
 
 @pytest.mark.parametrize("name", WORKER)
+@pytest.mark.slow
 def test_a_worker_that_dies_loses_nothing_and_doubles_nothing(
     name: str, start: Callable[..., Job], redis: Redis, redis_url: str
 ) -> None:

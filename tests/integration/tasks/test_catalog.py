@@ -29,6 +29,7 @@ def test_data_sets_and_optimizers_are_those_installed(committed: dict[str, Any])
     assert committed["optimizers"] == catalog_table.optimizer_entries(), REMEDY
 
 
+@pytest.mark.slow
 def test_models_and_their_facts_are_those_installed(committed: dict[str, Any]) -> None:
     assert list(committed["models"]) == catalog_table.model_names(), REMEDY
     for name, entry in committed["models"].items():
@@ -46,6 +47,7 @@ def test_the_table_is_of_the_installed_versions(committed: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     "name", ["mlp", "lenet5", "simplenet", "resnet20", "squeezenet1_1", "googlenet", "vit_b_32", "inception_v3"]
 )
+@pytest.mark.slow
 def test_the_smallest_size_is_found_again(name: str) -> None:
     assert catalog_table.min_size(name) == catalog().models[name].min_size
 
@@ -66,7 +68,7 @@ def test_the_smallest_size_holds_where_tensors_have_values(name: str) -> None:
             logits(size - 1)
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", list(catalog().models))
 def test_every_model_takes_grey_images_of_any_allowed_size_and_gives_one_tensor(name: str) -> None:
     size = max(33, catalog().models[name].min_size)

@@ -232,6 +232,7 @@ def serve_until_interrupted(group: str, broker: str) -> None:
         asyncio.run(serve(part, group, 1, 2, torch.optim.SGD(part.parameters(), lr=LR), broker))
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_stage(redis_url: str, redis: Redis) -> None:
     group = uuid.uuid4().hex
     process: Any = PROCESSES.Process(target=serve_until_interrupted, args=(group, redis_url), daemon=True)
@@ -343,6 +344,7 @@ async def step(stages: Stages, optimizer: torch.optim.Optimizer, number: int) ->
         await stages.save()
 
 
+@pytest.mark.slow
 def test_a_stage_whose_process_died_goes_on_from_the_last_save_of_all(redis_url: str, tmp_path: Path) -> None:
     group, first = uuid.uuid4().hex, layers()[0]
     holders = Holders(group, redis_url, tmp_path)

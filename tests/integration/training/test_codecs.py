@@ -77,6 +77,7 @@ def test_the_sparse_codec_does_not_without_error_feedback(mnist_dir: Path) -> No
     assert accuracy(mnist_dir, "topk", fed_back=False) < accuracy(mnist_dir, "float32") - 0.01
 
 
+@pytest.mark.slow
 def test_a_language_model_learns_in_a_few_rounds_of_low_rank(shakespeare_dir: Path) -> None:
     document = {**GPT, "micro_batch": 12, "micro_batches_per_round": 1, "rounds": 40, "optimizer": ADAMW}
     spec = JobSpec.model_validate({**document, "codec": {"up": "lowrank4", "down": "lowrank4"}})

@@ -20,7 +20,7 @@ from computeshare.training.server_step import ServerStep
 from computeshare.training.work_units import AnyReplica
 from computeshare.types import Vector
 
-pytestmark = pytest.mark.sampled_file(1)
+pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from computeshare.tasks.recipes import bundle
 from computeshare.training.recipe_check import Report, Trial, check
 
-pytestmark = pytest.mark.sampled_file(1)
+pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "recipes"
 

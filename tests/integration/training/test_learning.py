@@ -25,7 +25,7 @@ from computeshare.training.optimizers import ServerOptimizer
 from computeshare.training.replica import Replica
 from computeshare.types import Vector
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.sampled_file(3)]
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 CPU = torch.device("cpu")
 SEEDS = 5
 """Orders of the data that an accuracy is the mean of: on 360 digits one is uncertain by a point."""

@@ -159,6 +159,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("fields", "options"), CASES, ids=[str(fields) for fields, _ in CASES])
+@pytest.mark.slow
 def test_a_job_ends_with_the_weights_of_a_plain_loop(fields: dict[str, Any], options: dict[str, Any]) -> None:
     spec = JobSpec.model_validate({**JOB, **fields})
     ours = trained(spec)

@@ -15,7 +15,7 @@ from computeshare.tasks.recipes.bundle import Bundle
 from computeshare.tasks.recipes.state_files import read_initial
 from computeshare.training.recipe_check import Report, Trial, check
 
-pytestmark = pytest.mark.sampled_file(7)
+pytestmark = pytest.mark.slow
 
 GOOD = """
 import torch

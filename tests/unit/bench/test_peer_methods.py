@@ -11,7 +11,7 @@ from torch import multiprocessing, nn
 
 from bench.peer_methods import EVERY, METHODS, compute_s
 
-pytestmark = pytest.mark.sampled_file(3)
+pytestmark = pytest.mark.slow
 
 RANKS = 2
 

@@ -264,6 +264,7 @@ def test_open_hands_the_browser_a_private_file_that_leads_to_the_page(
     assert link.replace("&", "&amp;") in page.read_text()
 
 
+@pytest.mark.slow
 def test_worker_is_the_command_of_the_worker_with_its_options() -> None:
     done = subprocess.run([*CLI, "worker", "--version"], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (0, f"computeshare {__version__}\n")

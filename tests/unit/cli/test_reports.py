@@ -16,7 +16,7 @@ from computeshare.cli.main import app
 from computeshare.terminal.command import run
 from tests.support.http_answers import Answer, FakeServer, job
 
-pytestmark = pytest.mark.sampled_file(9)
+pytestmark = pytest.mark.slow
 
 AT = "2026-01-01T12:00:00Z"
 

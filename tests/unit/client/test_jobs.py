@@ -171,6 +171,7 @@ def test_waiting_is_given_up_after_the_time_allowed_though_the_stream_is_silent(
     over.set()
 
 
+@pytest.mark.slow
 def test_whoever_stops_waiting_lets_go_of_connection_and_thread(server: FakeServer, cs: ComputeShare) -> None:
     over, waits = threading.Event(), 120  # more than a client has connections
     server.on(SHOW, Answer(job()))

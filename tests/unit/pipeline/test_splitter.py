@@ -28,6 +28,7 @@ def shares(plan: StagePlan) -> list[float]:
 @pytest.mark.parametrize(
     "task", [gpt(8), ImageClassification("digits", "resnet18", (3, 32, 32))], ids=["gpt", "resnet18"]
 )
+@pytest.mark.slow
 def test_each_tensor_belongs_to_one_stage_and_no_stage_has_most_of_the_model(task: Task, stages: int) -> None:
     plan, layout = split(task, Cut(stages), PLAN), task.layout()
     assert len(plan.stages) == stages and plan == split(task, Cut(stages), PLAN)

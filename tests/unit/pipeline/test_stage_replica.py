@@ -22,7 +22,7 @@ from computeshare.tasks.images.classification import ImageClassification
 from computeshare.types import Vector
 from tests.support.residual import Residual
 
-pytestmark = pytest.mark.sampled_file(25)
+pytestmark = pytest.mark.slow
 
 PLAN = Plan(seed=7, samples=22, micro_batch=8, micro_batches_per_round=2, accumulate=4)
 """Its third micro-batch has 6 samples: its pieces are as large as the others', but one less."""

@@ -136,6 +136,7 @@ print(bits(run(r, 1)))
 """
 
 
+@pytest.mark.slow
 def test_a_unit_yields_the_same_bits_in_a_fresh_process() -> None:
     expected = bits(run(replica(ADAMW), 1))
     root = Path(__file__).resolve().parents[3]

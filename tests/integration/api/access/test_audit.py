@@ -129,6 +129,7 @@ NOT_OVER_HTTP_ALONE = {"job.fork", "login"}
 """Actions whose requests need more than this test has; other tests tell them."""
 
 
+@pytest.mark.slow
 def test_every_route_that_changes_something_adds_its_entry(client: TestClient, redis: Redis) -> None:
     with receiving() as receiver:
         services(client).webhooks._check = lambda _url: None

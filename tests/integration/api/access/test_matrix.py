@@ -39,6 +39,7 @@ def ask(client: TestClient, method: str, path: str, token: str, **more: Any) -> 
     return client.request(method, path, headers=headers, follow_redirects=False, **more)
 
 
+@pytest.mark.slow
 def test_no_protected_route_answers_without_a_token(client: TestClient) -> None:
     found = list(protected(client))
     assert len(found) > 60
@@ -50,6 +51,7 @@ def test_no_protected_route_answers_without_a_token(client: TestClient) -> None:
         assert (page.status_code, "computeshare login" in page.text or method == "HEAD") == (401, True), (method, path)
 
 
+@pytest.mark.slow
 def test_every_route_lets_in_those_with_its_scope_and_no_others(client: TestClient, tokens: dict[Scope, str]) -> None:
     """A body that is no JSON keeps the routes from doing anything; it must not be read before the scope."""
     seen = set()

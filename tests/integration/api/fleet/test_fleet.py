@@ -321,6 +321,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("field", "said"), HOSTILE, ids=lambda text: text[:20])
+@pytest.mark.slow
 def test_whatever_a_worker_says_of_itself_others_get_their_seats_and_are_listed(
     field: str, said: str, stage: Stage, fleet: Fleet, create: Create, redis: Redis
 ) -> None:

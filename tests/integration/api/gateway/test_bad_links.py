@@ -51,6 +51,7 @@ def proxy_of(plane: Plane, idle_s: float = 30.0) -> ReverseProxy:
 
 
 @pytest.mark.parametrize(("ping_s", "cut"), [(0.2, False), (60.0, True)], ids=["pings", "no pings"])
+@pytest.mark.slow
 def test_pings_keep_an_idle_connection_and_without_them_it_is_opened_again(
     plane: Plane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ping_s: float, cut: bool
 ) -> None:
@@ -143,6 +144,7 @@ def test_a_wrong_frame_before_the_handshake_is_answered_ends_the_connection_and_
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+@pytest.mark.slow
 def test_text_that_is_no_utf_8_ends_the_connection_and_is_no_error(
     plane: Plane, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

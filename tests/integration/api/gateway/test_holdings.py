@@ -97,6 +97,7 @@ def test_the_record_of_a_seat_that_runs_is_renewed(member: Member) -> None:
 
 
 @pytest.mark.parametrize("how", ["behind a command that blocks", "in a transaction", "and then hangs up"])
+@pytest.mark.slow
 def test_what_the_broker_does_later_expires_too(member: Member, how: str) -> None:
     rq = RqKeys(member.worker)
     write: list[Any] = ["HSET", member.staged(0), 0, b"part"]

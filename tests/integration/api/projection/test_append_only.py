@@ -346,6 +346,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> str:
     return run(tmp_path_factory.mktemp("calm") / "home", 0, faults=0)[0]
 
 
+@pytest.mark.slow
 def test_a_broker_whose_file_was_cut_mixes_no_branches_and_ends_with_the_same_bits(tmp_path: Path, calm: str) -> None:
     went_back = 0
     for seed in range(FIRST_SEED, FIRST_SEED + CUTS):

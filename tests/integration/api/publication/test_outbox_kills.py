@@ -43,6 +43,7 @@ def run(*arguments: Any) -> int:
 
 @pytest.mark.timeout(120 + 5 * TRIALS)
 @pytest.mark.parametrize("point", POINTS)
+@pytest.mark.slow
 def test_killed_between_sqlite_and_the_broker_there_is_one_job_with_its_seats_once(
     point: str, redis: Redis, redis_url: str, migrated: Path, tmp_path: Path
 ) -> None:

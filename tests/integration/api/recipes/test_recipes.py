@@ -127,6 +127,7 @@ def test_a_recipe_is_published_with_its_job_and_kept_while_the_job_lasts(
     assert client.delete(f"/v1/recipes/{added}").status_code == 204
 
 
+@pytest.mark.slow
 def test_a_control_plane_that_runs_recipes_tries_them_itself(trying: TestClient, settings: Settings) -> None:
     trying.post("/v1/recipes", json={"files": FILES})
     made = create(trying, recipe_args={"width": 3}).json()

@@ -97,6 +97,7 @@ def fail_for(stage: Stage, worker: str, feed: Feed, seconds: int, step: int = 1)
     return failed
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_start_is_left_out_for_a_growing_while_and_the_reason_says_why(
     stage: Stage, redis: Redis, queue: str, attended: Callable[[], str], jobs: Jobs
 ) -> None:
@@ -140,6 +141,7 @@ def test_others_go_on_without_the_worker_that_cannot_start(
     assert jobs.show(job).reason == f"mac-{broken} cannot start: data set mnist is not in /data"
 
 
+@pytest.mark.slow
 def test_a_worker_that_has_joined_is_not_one_that_cannot_start(
     stage: Stage, redis: Redis, queue: str, attended: Callable[[], str], database: Database, jobs: Jobs
 ) -> None:
@@ -367,6 +369,7 @@ def test_a_worker_process_of_another_version_prints_the_line_and_exits_with_a_co
 
 
 @pytest.mark.parametrize("device", ["xyz", "cuda:99", "mps0"])
+@pytest.mark.slow
 def test_a_device_that_is_not_there_is_told_at_the_workers_start(device: str, redis_url: str) -> None:
     command = [sys.executable, "-m", "computeshare.worker.process", "--redis-url", redis_url, "--device", device]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

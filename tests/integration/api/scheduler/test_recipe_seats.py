@@ -92,6 +92,7 @@ def test_what_owners_agreed_to_survives_the_broker(redis: Redis, queue: str) -> 
 
 
 @pytest.mark.parametrize("joins", [True, False], ids=["in training", "in its set-up"])
+@pytest.mark.slow
 def test_a_recipe_that_fails_everywhere_is_tried_ever_less_often_and_then_given_up(
     stage: Stage, redis: Redis, queue: str, jobs: Jobs, joins: bool
 ) -> None:

@@ -195,6 +195,7 @@ def test_there_is_a_most_of_them(client: TestClient, receiver: Receiver, monkeyp
     assert answer.status_code == 409 and "delete a webhook first" in answer.json()["detail"]
 
 
+@pytest.mark.slow
 def test_hostile_requests_are_refused_and_never_a_5xx(client: TestClient) -> None:
     headers = {"Content-Type": "application/json"}
     hook = create(client, "http://127.0.0.1:9/")["id"]

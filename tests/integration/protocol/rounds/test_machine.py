@@ -322,6 +322,7 @@ class Rounds(RuleBasedStateMachine):
             assert known == set(self.round.units)
 
 
+@pytest.mark.slow
 def test_the_scripts_do_what_a_small_model_of_a_round_says(redis: Redis) -> None:
     class Machine(Rounds):
         pass

@@ -101,6 +101,7 @@ def test_a_slow_worker_costs_the_others_nothing(play: Play, units: int) -> None:
 
 
 @pytest.mark.parametrize(("units", "rate", "does"), [(13, 3.25, 1), (16, 3.2, 1), (26, 3.25, 2)])
+@pytest.mark.slow
 def test_a_slow_worker_takes_part_where_that_makes_a_round_shorter(
     play: Play, units: int, rate: float, does: int
 ) -> None:
@@ -124,6 +125,7 @@ def test_equal_workers_do_equal_parts_and_nothing_twice(play: Play) -> None:
     assert course.rounds == pytest.approx([2.0] * 6, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_worker_that_became_slow_is_found_out_and_one_that_became_fast_again_too(play: Play) -> None:
     """Of eight units three workers need 3 units of time, and four 2; the slow one needs 6 for a single one."""
     course = play(8, 24, dict.fromkeys(QUARTER, 1), {2: 6, 10: 1})

@@ -17,7 +17,7 @@ SYNC = {"micro_batches_per_round": 1, "optimizer": {"name": "SGD", "lr": 1e-3}}
 LOCAL = {"strategy": {"kind": "local", "replicas": 1, "inner_steps": 2, "outer_momentum": 0.0}}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "kind"), list(itertools.product(catalog().models, ("sync", "local"))))
 def test_every_model_takes_a_step_at_its_smallest_input(name: str, kind: str) -> None:
     size = catalog().models[name].min_size

@@ -75,6 +75,7 @@ SPECS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fields", SPECS.values(), ids=SPECS)
+@pytest.mark.slow
 def test_units_have_the_bits_of_this_process(fields: dict[str, Any], tmp_path: Path) -> None:
     job = recipe_job(CONVOLUTIONS, tmp_path, threads=1, seed=5, **{"micro_batch": 16, **fields})
     local = here(job)
@@ -107,6 +108,7 @@ KEPT: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_an_inner_state_goes_on_in_another_process(tmp_path: Path) -> None:
     job = recipe_job(CONVOLUTIONS, tmp_path, threads=1, micro_batch=16, rounds=3, strategy=KEPT)
     local = here(job)
@@ -146,6 +148,7 @@ def test_a_device_is_tested_and_precisions_are_tried_before_the_replica_is_built
 
 
 @pytest.mark.parametrize("part", ["validation", "test"])
+@pytest.mark.slow
 def test_versions_have_the_score_of_this_process(part: Literal["validation", "test"], tmp_path: Path) -> None:
     job = recipe_job(CONVOLUTIONS, tmp_path, threads=1, validation=0.3, rounds=3)
     instance = job.task.instance(job.spec.seed, part, tmp_path)

@@ -59,6 +59,7 @@ TOLD = {
 
 
 @pytest.mark.parametrize("act", TOLD)
+@pytest.mark.slow
 def test_a_recipe_that_fails_in_mid_training_says_why(act: str, tmp_path: Path) -> None:
     job = recipe_job(SWITCHED, tmp_path, threads=1, rounds=3)  # the facts are those of the harmless one
     spec = job.spec.model_copy(update={"recipe_args": {"act": act}})
@@ -138,6 +139,7 @@ def test_other_files_than_the_job_names_are_not_run(tmp_path: Path) -> None:
         RecipeProcess(job.spec, changed, "cpu")
 
 
+@pytest.mark.slow
 def test_a_recipe_that_is_another_here_than_where_the_job_was_created_says_so(tmp_path: Path) -> None:
     job = recipe_job(NOISE + "def model(width=10): return nn.Sequential(nn.Flatten(), nn.Linear(144, width))", tmp_path)
     for arguments, told in (({"width": 11}, "other parameters"), ({"samples": 101}, "has 101 samples here, and 100")):

@@ -80,6 +80,7 @@ def trained(redis: Redis, job_id: str, job: RecipeJob, home: Path, seats: int) -
 
 
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.slow
 def test_workers_with_recipes_end_with_the_weights_of_a_seat_that_runs_it_itself(
     redis: Redis, job_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +96,7 @@ def test_workers_with_recipes_end_with_the_weights_of_a_seat_that_runs_it_itself
     assert trained(redis, f"{job_id}one", job, tmp_path, 1) == found
 
 
+@pytest.mark.slow
 def test_what_is_open_is_measured_in_the_recipes_process(redis: Redis, job_id: str, tmp_path: Path) -> None:
     redis.delete("cs:jobs")
     job = made(tmp_path, codec="auto", precision="auto", micro_batches_per_round=2)
@@ -140,6 +142,7 @@ LIES = {
 
 
 @pytest.mark.parametrize(("lie", "told"), LIES.values(), ids=LIES)
+@pytest.mark.slow
 def test_a_job_whose_facts_are_not_its_recipes_tells_so_before_it_joins(
     redis: Redis, job_id: str, tmp_path: Path, lie: dict[str, Any], told: str
 ) -> None:
@@ -186,6 +189,7 @@ LACKS = {
 
 
 @pytest.mark.parametrize(("text", "facts", "told"), LACKS.values(), ids=LACKS)
+@pytest.mark.slow
 def test_what_one_machine_lacks_makes_it_unfit_for_the_job(
     redis: Redis, job_id: str, tmp_path: Path, text: str, facts: dict[str, Any], told: str
 ) -> None:

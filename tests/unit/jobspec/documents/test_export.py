@@ -120,6 +120,7 @@ def from_python(text: str) -> dict[str, Any]:
 
 
 @given(SPECS)
+@pytest.mark.slow
 def test_each_form_asks_for_the_same_job(spec: dict[str, Any]) -> None:
     document, wanted = echoed(spec), JobSpec.model_validate(spec)
     forms = (

@@ -15,6 +15,7 @@ TASKS = {"gpt": gpt(), "resnet18": ImageClassification("digits", "resnet18", (3,
 
 @pytest.mark.parametrize("codec", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", TASKS)
+@pytest.mark.slow
 def test_each_stage_has_a_rate_of_its_work_per_second_of_computing(name: str, codec: str) -> None:
     """The GPT's stages share weights: the last borrows those of the first."""
     split = SplitModel.of(TASKS[name], PLAN, Cut(3, activations=codec))

@@ -145,6 +145,7 @@ def test_without_a_connection_the_error_names_what_is_missing(
     assert names(tmp_path) == WHOLE
 
 
+@pytest.mark.slow
 def test_a_download_that_is_killed_leaves_nothing_that_looks_whole(mirror: Mirror, tmp_path: Path) -> None:
     from torchvision import datasets
 

@@ -22,7 +22,7 @@ from computeshare.tasks.images.datasets import hugging_face
 from computeshare.tasks.registry import task_of
 from tests.support.hugging_face_sets import NAMES, digits, divided
 
-pytestmark = pytest.mark.sampled_file(8)
+pytestmark = pytest.mark.slow
 
 SPEC: dict[str, Any] = {"dataset": "hf:lab/digits", "model": "mlp", "queue": "nobody", "epochs": 3}
 
