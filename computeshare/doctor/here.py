@@ -129,20 +129,22 @@ def database(machine: Surroundings) -> Check:
         file = machine.settings.database_file
         if not file.path.exists():
             return Check("database", "ok", "no database here yet: `computeshare up` creates it")
-        trouble = file.damage(DATABASE_S)
         told = f"{file.path}, {size(file.path.stat().st_size)}"
         copy = file.newest_copy()
         age_s = time.time() - copy.stat().st_mtime if copy else 0.0
+        trouble = file.damage(DATABASE_S)
+    except TimeoutError as error:
+        advice = f'check a copy of it whole: sqlite3 COPY "PRAGMA quick_check" (copies lie in {file.backups})'
+        return Check("database", "warn", f"{told}: {error}", advice)
     except (SettingsError, OSError) as error:
         return Check("database", "fail", str(error), "check COMPUTESHARE_DATABASE_URL and the file's permissions")
     if trouble:
         return Check("database", "fail", f"{told}: {trouble}", file.advice())
-    if copy is None:
-        return Check("database", "ok", f"{told}; no copy yet")
     if machine.run and age_s > 2 * DAY_S:
         advice = f"look for `cannot copy the database` in {machine.settings.home / 'logs' / 'api.log'}"
         return Check("database", "warn", f"{told}; the newest copy is {duration(age_s)} old", advice)
-    return Check("database", "ok", f"{told}; newest copy {copy.name}, {duration(age_s)} old")
+    newest = f"newest copy {copy.name}, {duration(age_s)} old" if copy else "no copy yet"
+    return Check("database", "ok", f"{told}; {newest}")
 
 
 def processes(machine: Surroundings) -> Check:

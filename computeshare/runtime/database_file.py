@@ -1,5 +1,6 @@
 """The control plane's SQLite file: check for damage, daily copies, and advice on how to restore a damaged file."""
 
+import contextlib
 import errno
 import os
 import shutil
@@ -38,31 +39,39 @@ class DatabaseFile:
     backups: Path
 
     def damage(self, patience_s: float) -> str | None:
-        """The damage that SQLite finds in the file within `patience_s`; None without damage, or without a file."""
+        """The damage that SQLite finds in the file within `patience_s`; None without damage, or without a file.
+
+        Raises: TimeoutError: SQLite has found no damage so far, and has not read the file to its end.
+        """
         if not self.path.exists() or not self.path.stat().st_size:
             return None
         found: list[str] = []
+        ended = threading.Event()
         # In a thread: only newer releases of SQLite can be interrupted while they walk through a tree.
-        look = threading.Thread(target=self._look, args=(found, time.monotonic() + patience_s), daemon=True)
+        look = threading.Thread(target=self._look, args=(found, ended, time.monotonic() + patience_s), daemon=True)
         look.start()
         look.join(patience_s)
+        if not found and not ended.is_set():
+            raise TimeoutError(f"the check for damage did not end within {patience_s:g} s")
         return "; ".join(found) or None
 
-    def _look(self, found: list[str], deadline: float) -> None:
+    def _look(self, found: list[str], ended: threading.Event, deadline: float) -> None:
         try:
             with closing(_open_for_reading(self.path, BUSY_S)) as connection:
                 connection.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
                 for (line,) in connection.execute("PRAGMA quick_check(3)"):
                     if line != "ok":
                         found.append(" ".join(line.split()))
+            ended.set()
         except sqlite3.Error as error:
             if error.sqlite_errorcode not in (sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_BUSY):  # no time, no look
                 found.append(str(error))
 
     def require_whole(self, patience_s: float) -> None:
         """Raises DatabaseDamaged, with advice, if damage is found within `patience_s`."""
-        if trouble := self.damage(patience_s):
-            raise DatabaseDamaged(f"{self.path} is damaged ({trouble}): {self.advice()}")
+        with contextlib.suppress(TimeoutError):  # a large file does not delay a start further
+            if trouble := self.damage(patience_s):
+                raise DatabaseDamaged(f"{self.path} is damaged ({trouble}): {self.advice()}")
 
     def advice(self) -> str:
         """Advice for continuing after the file was damaged."""

@@ -5,6 +5,7 @@
 -- refused, or if it is malformed.
 -- Returns the number of events moved; 0 if there are too few, or the fence is outdated.
 local fence_key, events_key, backlog_key, taken_key, received_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local early_key = KEYS[6] -- what the next round has received
 local fence = ARGV[1]
 local kept, moved = tonumber(ARGV[2]), tonumber(ARGV[3]) -- events to leave in the stream, and to move at a time
 
@@ -36,7 +37,9 @@ local function read(entry) -- an event's type, its data if it is JSON, and its f
 end
 
 local unsettled, refused = {}, {} -- nonces
-for _, entry in ipairs(redis.call("HVALS", received_key)) do unsettled[cjson.decode(entry).nonce] = true end
+for _, key in ipairs({received_key, early_key}) do
+  for _, entry in ipairs(redis.call("HVALS", key)) do unsettled[cjson.decode(entry).nonce] = true end
+end
 for _, entry in ipairs(entries) do
   local kind, data = read(entry)
   if kind == "refused" and data and type(data.nonce) == "string" then refused[data.nonce] = true end

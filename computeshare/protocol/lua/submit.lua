@@ -117,6 +117,7 @@ if status ~= "running" or not behind then
 end
 
 local function measure(who, each, at_least) -- update a worker's time per unit; a single slow unit has little weight
+  if each < 0 then return end -- the clock was set back
   local known = tonumber((redis.call("HGET", speeds_key, who) or ""):match("^[^|]+"))
   if known and at_least then each = math.max(each, known) end
   if known then each = known * (each / known) ^ (each > known and 0.2 or 0.5) end
@@ -143,7 +144,7 @@ local function room_in(key, units, needs) -- how many of a round's updates may s
   return room
 end
 
-local accepted, copies, already, expired, leased = {}, {}, 0, 0, now
+local accepted, copies, already, expired, leased = {}, {}, 0, 0, math.huge
 local waiting = redis.call("HLEN", received_key) -- earlier updates become part of earlier versions
 local rooms = {[received_key] = room_in(received_key, total, needed)}
 if delay then rooms[early_key] = room_in(early_key, tonumber(ahead), tonumber(ahead)) end
@@ -194,7 +195,7 @@ for place, one in ipairs(accepted) do
   redis.call("HDEL", offers_key, micro_batch)
   redis.call("LREM", free_key, 0, micro_batch) -- it is there if the first lease was handed back before a backup arrived
   counted[#counted + 1] = micro_batch
-  redis.call("LPUSH", arrivals_key, now - tonumber(opened))
+  if now >= tonumber(opened) then redis.call("LPUSH", arrivals_key, now - opened) end -- else the clock was set back
 end
 redis.call("LTRIM", arrivals_key, 0, 63)
 local PEER_S = 600 -- life of published weights

@@ -348,7 +348,7 @@ def test_data_sets_that_are_missing_and_can_be_had_are_fine_and_the_others_are_a
     assert check.advice.endswith("or let this machine reach 127.0.0.1")
 
 
-def test_a_database_is_whole_or_says_what_to_do(machine: Surroundings) -> None:
+def test_a_database_is_whole_or_says_what_to_do(machine: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
     assert here.database(machine).finding.startswith("no database here yet")
     file = machine.settings.database_file
     with closing(sqlite3.connect(file.path)) as connection:
@@ -356,6 +356,10 @@ def test_a_database_is_whole_or_says_what_to_do(machine: Surroundings) -> None:
     assert here.database(machine).finding.endswith("no copy yet")
     copy = file.copy(time.time())
     assert (here.database(machine).status, copy.name in here.database(machine).finding) == ("ok", True)
+    with monkeypatch.context() as patch:
+        patch.setattr(here, "DATABASE_S", 0.0)
+        check = here.database(machine)
+        assert (check.status, "did not end within 0 s" in check.finding) == ("warn", True)
     file.path.write_bytes(bytes(8192))
     check = here.database(machine)
     assert (check.status, "not a database" in check.finding) == ("fail", True)

@@ -134,6 +134,13 @@ def test_a_refused_submission_is_counted_as_refused_and_one_that_may_be_is_not_f
     assert [kind for _, kind in all_of(reducer)][:2] == ["folded", "submission"]
 
 
+def test_what_the_next_round_has_received_may_still_be_refused_and_is_not_folded(quiet: ReducerSession) -> None:
+    quiet.redis.hset(quiet.keys.early(), "4", json.dumps({"nonce": "early"}))
+    told = [tell(quiet, nonce="early"), *(tell(quiet) for _ in range(7))]
+    assert quiet.fold() == 3
+    assert all_of(quiet)[:2] == [(told[0], "submission"), (told[2], "folded")]
+
+
 def test_a_fenced_reducer_folds_nothing(redis: Redis, quiet: ReducerSession) -> None:
     for _ in range(10):
         tell(quiet)

@@ -3,6 +3,7 @@
 import random
 import statistics
 import threading
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -212,6 +213,19 @@ def test_an_expired_lease_goes_to_the_next_who_asks(store: RoundStore, join: Joi
     assert send(slow, ZERO, 0, 1) == "lease_lost"
     told = events(store, "reassigned")
     assert [(e["micro_batch"], e["from"], e["to"]) for e in told] == [(0, "slow", "quick"), (1, "slow", "quick")]
+
+
+def test_a_clock_that_is_set_back_measures_nothing(store: RoundStore, join: Join) -> None:
+    """Or the worker would count as one of a millisecond a unit, and the next round's deadline would be too early."""
+    session = join("a")
+    first, second, *_ = session.lease(str(ZERO)).micro_batches
+    measured = []
+    for micro_batch, back_ms in ((first, 0), (second, 3_600_000)):
+        age(store, -back_ms)
+        assert send(session, ZERO, micro_batch, nonce=str(micro_batch)) == "accepted"
+        speed: Any = store.redis.hget(store.keys.speeds(), "a")
+        measured.append((speed.partition(b"|")[0], store.redis.lrange(store.keys.arrivals(), 0, -1)))
+    assert measured[0] == measured[1] and len(measured[0][1]) == 1
 
 
 def test_a_late_update_counts_while_nobody_else_has_the_lease(store: RoundStore, join: Join) -> None:
