@@ -45,7 +45,7 @@ UNWATCH
 GET {keys.RELEASE}
 GET {keys.orders("<worker>")}
 SADD {keys.WORKERS} <worker>
-HSET {keys.worker("<worker>")} | <description> <short>
+HSET {keys.worker("<worker>")} | <description> <described>
 PEXPIRE {keys.worker("<worker>")} {ALIVE_MS}
 DEL {keys.worker("<worker>")}
 
@@ -200,6 +200,7 @@ FORMS = {
     "section": r"(?i:server)",
     "word": r"[!-~]{1,200}",
     "text": r"[\s\S]{0,1000}",
+    "described": r"[\s\S]{0,8192}",  # read of every worker in every turn of the dispatcher
     "short": r"[\s\S]{0,65536}",
     "measurement": rf"[\s\S]{{0,{MEASUREMENT_BYTES}}}",
     "large": r"[\s\S]*",

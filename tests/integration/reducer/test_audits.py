@@ -98,6 +98,17 @@ def test_a_liar_is_found_though_few_units_are_audited(start: Callable[..., Job])
     assert [*banned] == ["second"] and banned["second"] <= 60
 
 
+@pytest.mark.long
+def test_a_share_of_two_percent_finds_a_liar_within_150_units_in_19_of_20_jobs(start: Callable[..., Job]) -> None:
+    """15 of 20 are asked for: with a probability of 0.95 each, fewer come in one run of 3,000."""
+    found = 0
+    for _ in range(20):
+        job = start(audit=0.02, micro_batches_per_round=6, micro_batch=8, rounds=80)
+        hands = three(job)
+        found += run(job, hands, {"second": noise(hands["second"])}).get("second", 1000) <= 150
+    assert found >= 15
+
+
 def test_a_liar_that_leaves_before_the_comparison_is_banned(start: Callable[..., Job]) -> None:
     job = start(audit=1.0)
     hands = three(job)

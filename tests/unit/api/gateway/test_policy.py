@@ -23,6 +23,7 @@ def test_what_a_command_presumes_follows_from_its_names() -> None:
     assert needs("get", f"cs:orders:{WORKER}") == CommandNeeds(frozenset({WORKER}))
     assert needs("HGET", JOB.weights("1.0.0123456789abcdef"), "0") == CommandNeeds(jobs=frozenset({"mine"}))
     staged = JOB.staged(f"{WORKER}:{'0' * 32}:7")
+    assert needs("HSET", f"cs:worker:{WORKER}", "name", "x" * 8192) == CommandNeeds(frozenset({WORKER}))
     assert needs("HSET", staged, count=6) == CommandNeeds(frozenset({WORKER}), frozenset({"mine"}))
     other = JOB.staged(f"87654321work:{'0' * 32}:7")
     assert needs("UNLINK", staged, other).workers == {WORKER, "87654321work"}
@@ -46,6 +47,7 @@ def test_what_a_command_presumes_follows_from_its_names() -> None:
         (("CLIENT", "SETNAME", "x y"), 3),
         (("HMGET", JOB.weights("1.0.0123456789abcdef"), "0", "1", "0"), 5),
         (("HMGET", JOB.news("1.0.0123456789abcdef"), "0", "00"), 4),
+        (("HSET", f"cs:worker:{WORKER}", "name", "x" * 8193), 4),
     ],
 )
 def test_other_forms_are_not_permitted(arguments: tuple[str, ...], count: int) -> None:
