@@ -9,7 +9,7 @@ from collections.abc import Callable
 from rich.table import Table
 from rich.text import Text
 
-from computeshare.doctor import here, services
+from computeshare.doctor import machine_checks, services
 from computeshare.doctor.machine import Check, Surroundings
 from computeshare.terminal.output import plain
 
@@ -17,16 +17,16 @@ __all__ = ["CHECKS", "Check", "Surroundings", "checks_table", "diagnose"]
 
 _LOOKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red")}
 CHECKS: tuple[Callable[[Surroundings], Check], ...] = (
-    here.python,
-    here.packages,
-    here.device,
-    here.home,
-    here.disk,
-    here.database,
-    here.processes,
-    here.port,
-    here.proxies,
-    here.recipes,
+    machine_checks.python,
+    machine_checks.packages,
+    machine_checks.device,
+    machine_checks.home,
+    machine_checks.disk,
+    machine_checks.database,
+    machine_checks.processes,
+    machine_checks.port,
+    machine_checks.proxies,
+    machine_checks.recipes,
     services.broker,
     services.broker_memory,
     services.control_plane,
@@ -34,7 +34,7 @@ CHECKS: tuple[Callable[[Surroundings], Check], ...] = (
     services.versions,
     services.clock,
     services.workers,
-    here.data_sets,
+    machine_checks.data_sets,
 )
 
 

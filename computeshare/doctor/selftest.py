@@ -30,7 +30,7 @@ from redis import Redis
 from computeshare import __version__
 from computeshare.doctor.trial import UNITS
 from computeshare.errors import ComputeShareError
-from computeshare.host import awake, services
+from computeshare.host import services, sleep_inhibitor
 from computeshare.host.availability import read_power
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol import handshake
@@ -207,11 +207,11 @@ def sleep(_: Ground) -> Outcome:
 
 
 def _keeps_awake() -> tuple[Status, str]:
-    tool = awake.awake_command()[:1]
+    tool = sleep_inhibitor.awake_command()[:1]
     name = "caffeinate" if sys.platform == "darwin" else "systemd-inhibit"
     if not tool or not shutil.which(name):
         return ("failed" if sys.platform == "darwin" else "not on this machine"), f"no {name}: nothing keeps it awake"
-    keeper = awake.stay_awake()
+    keeper = sleep_inhibitor.stay_awake()
     time.sleep(1)
     holds = keeper is not None and keeper.poll() is None
     if keeper:

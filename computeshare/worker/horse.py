@@ -1,6 +1,6 @@
 """`python -m computeshare.worker.horse`: the child process that runs one seat (RQ's work horse)."""
 
-from computeshare.host.awake import stay_awake
+from computeshare.host.sleep_inhibitor import stay_awake
 from computeshare.runtime.processes import exit_with_parent, lower_priority
 
 if __name__ == "__main__":

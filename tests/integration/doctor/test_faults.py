@@ -14,7 +14,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
-from computeshare.doctor import Check, Surroundings, here, services
+from computeshare.doctor import Check, Surroundings, machine_checks, services
 from computeshare.protocol import keys
 from computeshare.settings import Settings
 from computeshare.transport.connections import connect
@@ -135,11 +135,11 @@ def test_a_broker_that_serves_another_release_where_no_control_plane_is_known(
 def test_a_disk_with_no_room_and_a_home_that_takes_nothing(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", 8) as folder:
         machine = Surroundings(Settings(home=folder / "home"), 1)
-        fails(here.disk(machine), "free", "free some space")
-        assert here.home(machine).status == "ok"
+        fails(machine_checks.disk(machine), "free", "free some space")
+        assert machine_checks.home(machine).status == "ok"
         (folder / "ballast").write_bytes(bytes(1 << 20))
         subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True, timeout=10)
-        fails(here.home(machine), "Read-only file system", "or set COMPUTESHARE_HOME")
+        fails(machine_checks.home(machine), "Read-only file system", "or set COMPUTESHARE_HOME")
 
 
 def test_a_disk_that_is_full_fails_the_home(tmp_path: Path) -> None:
@@ -149,15 +149,15 @@ def test_a_disk_that_is_full_fails_the_home(tmp_path: Path) -> None:
                 file.write(bytes(65536))
                 file.flush()
         machine = Surroundings(Settings(home=folder), 1)
-        fails(here.home(machine), "No space left", "make it writable")
-        fails(here.disk(machine), "0 bytes free", "free some space")
+        fails(machine_checks.home(machine), "No space left", "make it writable")
+        fails(machine_checks.disk(machine), "0 bytes free", "free some space")
 
 
 def test_a_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         machine = Surroundings(Settings(home=tmp_path), number)
-        fails(here.port(machine), f"{number} cannot be used", f"computeshare up --port {number + 1}", "warn")
+        fails(machine_checks.port(machine), f"{number} cannot be used", f"computeshare up --port {number + 1}", "warn")
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_torch_that_does_not_load(
     (package / "__init__.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))
     monkeypatch.setattr("computeshare.training.devices.guess", lambda: "cpu")
-    fails(here.device(Surroundings(Settings(home=tmp_path), 1)), finding, "install torch", status)
+    fails(machine_checks.device(Surroundings(Settings(home=tmp_path), 1)), finding, "install torch", status)
 
 
 def test_damaged_data_sets_are_told_from_those_that_are_missing(tmp_path: Path, mnist_dir: Path) -> None:
@@ -190,7 +190,7 @@ def test_damaged_data_sets_are_told_from_those_that_are_missing(tmp_path: Path, 
     (cut / images).write_bytes((cut / images).read_bytes()[:100_000])
     (garbled / images).write_bytes(b"not an idx file" * 1000)
     machine = Surroundings(Settings(home=tmp_path, data=tmp_path), 1)
-    check = here.data_sets(machine)
+    check = machine_checks.data_sets(machine)
     fails(check, "; fashion-mnist: ", "delete the damaged files: they are downloaded again")
     assert check.finding.startswith("mnist: ")
     assert "kmnist" not in check.finding.replace("fashion-mnist", "") and "cifar10" not in check.finding
@@ -206,8 +206,8 @@ def test_a_proxy_that_swallows_loopback_is_found_where_curl_fails(
     assert control_plane.url
     program = f"import urllib.request; urllib.request.urlopen('{control_plane.url}/healthz', timeout=5)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 1
-    fails(here.proxies(machine), "also asked for 127.0.0.1", "export NO_PROXY=127.0.0.1", "warn")
+    fails(machine_checks.proxies(machine), "also asked for 127.0.0.1", "export NO_PROXY=127.0.0.1", "warn")
     assert services.control_plane(machine).status == "ok"  # our own client goes past it
     monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0
-    assert here.proxies(machine).status == "ok"
+    assert machine_checks.proxies(machine).status == "ok"

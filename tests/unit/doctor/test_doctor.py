@@ -18,7 +18,7 @@ import pytest
 from computeshare import __version__
 from computeshare.cli.main import app
 from computeshare.confinement import kinds
-from computeshare.doctor import Check, Surroundings, here, services
+from computeshare.doctor import Check, Surroundings, machine_checks, services
 from computeshare.doctor import machine as machine_module
 from computeshare.protocol.handshake import PROTOCOL
 from computeshare.settings import RunFile, Settings
@@ -70,42 +70,42 @@ def ended_pid() -> int:
 
 
 def test_the_installed_python_and_packages_pass(machine: Surroundings) -> None:
-    assert here.python(machine).status == "ok"
-    check = here.packages(machine)
+    assert machine_checks.python(machine).status == "ok"
+    check = machine_checks.packages(machine)
     assert check.status == "ok"
     assert "torch 2." in check.finding and "rq 3.0." in check.finding
 
 
 def test_a_missing_package_fails(machine: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(here, "_PACKAGES", ("torch", "no-such-package"))
-    check = here.packages(machine)
+    monkeypatch.setattr(machine_checks, "_PACKAGES", ("torch", "no-such-package"))
+    check = machine_checks.packages(machine)
     assert (check.status, check.finding) == ("fail", "no-such-package is not installed")
 
 
 def test_the_device_is_named_with_its_threads(machine: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("computeshare.training.devices.guess", lambda: "cpu")
-    assert here.device(with_probe(machine)).finding == "cpu (x86_64), 2 threads; torch loads in 3 s"
+    assert machine_checks.device(with_probe(machine)).finding == "cpu (x86_64), 2 threads; torch loads in 3 s"
 
 
 def test_a_card_that_torch_cannot_use_is_a_warning(machine: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("computeshare.training.devices.guess", lambda: "cuda")
-    assert here.device(with_probe(machine)).status == "warn"
-    assert here.device(with_probe(machine, device="cuda (H200)")).status == "ok"
+    assert machine_checks.device(with_probe(machine)).status == "warn"
+    assert machine_checks.device(with_probe(machine, device="cuda (H200)")).status == "ok"
     monkeypatch.setattr("computeshare.training.devices.guess", lambda: "mps")
-    assert "this Mac's GPU" in here.device(with_probe(machine)).advice
-    assert here.device(with_probe(machine, device="mps (arm64)")).status == "ok"
+    assert "this Mac's GPU" in machine_checks.device(with_probe(machine)).advice
+    assert machine_checks.device(with_probe(machine, device="mps (arm64)")).status == "ok"
 
 
 def test_a_python_that_a_mac_translates_is_a_warning(machine: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert here.is_translated() is False or sys.platform == "darwin"
-    monkeypatch.setattr(here, "is_translated", lambda: True)
-    check = here.python(machine)
+    assert machine_checks.is_translated() is False or sys.platform == "darwin"
+    monkeypatch.setattr(machine_checks, "is_translated", lambda: True)
+    check = machine_checks.python(machine)
     assert (check.status, check.finding.endswith("translated: this is Apple silicon")) == ("warn", True)
     assert "PYTHON=" in check.advice
 
 
 def test_a_torch_that_does_not_load_fails_with_its_last_words(machine: Surroundings) -> None:
-    check = here.device(with_probe(machine, error="ImportError: libcudart.so"))
+    check = machine_checks.device(with_probe(machine, error="ImportError: libcudart.so"))
     assert (check.status, check.finding) == ("fail", "ImportError: libcudart.so")
 
 
@@ -130,14 +130,14 @@ def test_a_probe_that_hangs_is_given_up(machine: Surroundings, monkeypatch: pyte
 
 def test_a_home_that_is_not_there_yet_can_be_made(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
-    check = here.home(Surroundings(Settings(home=folder), 1))
+    check = machine_checks.home(Surroundings(Settings(home=folder), 1))
     assert (check.status, check.finding) == ("ok", f"{folder} can be made")
     assert not folder.exists() and list(tmp_path.iterdir()) == []
 
 
 def test_a_home_in_the_place_of_a_file_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    check = here.home(Surroundings(Settings(home=tmp_path / "file" / "home"), 1))
+    check = machine_checks.home(Surroundings(Settings(home=tmp_path / "file" / "home"), 1))
     assert (check.status, check.finding) == ("fail", f"{tmp_path / 'file'} is not a folder")
     assert "COMPUTESHARE_HOME" in check.advice
 
@@ -146,7 +146,7 @@ def test_a_home_in_the_place_of_a_file_fails(tmp_path: Path) -> None:
     ("version", "finding"), [((3, 10, 4), "is too old"), ((3, 14, 0), "is newer"), ((2, 7, 18), "is too old")]
 )
 def test_a_python_that_is_too_old_or_too_new_fails(version: tuple[int, int, int], finding: str) -> None:
-    check = here.judged_python(version)
+    check = machine_checks.judged_python(version)
     assert check.status == "fail" and finding in check.finding
     assert "3.11, 3.12 or 3.13" in check.advice
 
@@ -165,15 +165,15 @@ def test_proxies_that_swallow_this_machine_or_the_control_plane_are_named_with_w
 ) -> None:
     machine = Surroundings(Settings(home=tmp_path, url="http://192.168.7.5:8000"), 1)
     bypass(monkeypatch)
-    assert here.proxies(machine).status == "ok"
+    assert machine_checks.proxies(machine).status == "ok"
     bypass(monkeypatch, HTTP_PROXY="http://user:hunter2@proxy:3128")
-    check = here.proxies(machine)
+    check = machine_checks.proxies(machine)
     assert check.status == "warn" and "NO_PROXY=127.0.0.1,localhost,192.168.7.5" in check.advice
     assert "http by http://proxy:3128" in check.finding and "hunter2" not in check.finding + check.advice
     bypass(monkeypatch, http_proxy="http://proxy:3128", no_proxy="127.0.0.1,localhost")
-    assert here.proxies(machine).finding.endswith("also asked for 192.168.7.5")
+    assert machine_checks.proxies(machine).finding.endswith("also asked for 192.168.7.5")
     bypass(monkeypatch, http_proxy="http://proxy:3128", no_proxy="127.0.0.1,localhost,192.168.7.5")
-    assert here.proxies(machine).status == "ok"
+    assert machine_checks.proxies(machine).status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -216,37 +216,37 @@ def test_queues_with_jobs_and_no_workers_are_named_with_the_command(server: Fake
 def test_disk_space_is_judged(machine: Surroundings, monkeypatch: pytest.MonkeyPatch, free: int, status: str) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage(10**12, 0, free))
-    assert here.disk(machine).status == status
+    assert machine_checks.disk(machine).status == status
 
 
 def test_no_stack_running_here_is_no_fault(machine: Surroundings) -> None:
-    assert here.processes(machine).status == "ok"
+    assert machine_checks.processes(machine).status == "ok"
 
 
 def test_processes_of_a_killed_stack_fail_and_single_dead_ones_warn(machine: Surroundings) -> None:
     dead = ended_pid()
     RunFile(url="http://h:1", redis_url="r", pids={"api": [dead]}).write(machine.settings.run_path)
-    assert here.processes(machine).status == "fail"
+    assert machine_checks.processes(machine).status == "fail"
     RunFile(url="http://h:1", redis_url="r", pids={"api": [os.getpid()], "reducer": [os.getpid(), dead]}).write(
         machine.settings.run_path
     )
-    check = here.processes(Surroundings(machine.settings, 1))
+    check = machine_checks.processes(Surroundings(machine.settings, 1))
     assert (check.status, check.finding) == ("warn", f"missing: reducer {dead}")
     RunFile(url="http://h:1", redis_url="r", pids={"api": [os.getpid()]}).write(machine.settings.run_path)
-    assert here.processes(Surroundings(machine.settings, 1)).status == "ok"
+    assert machine_checks.processes(Surroundings(machine.settings, 1)).status == "ok"
 
 
 def test_a_port_in_use_suggests_the_next(machine: Surroundings) -> None:
-    assert here.port(machine).status == "ok"
+    assert machine_checks.port(machine).status == "ok"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        check = here.port(Surroundings(machine.settings, number))
+        check = machine_checks.port(Surroundings(machine.settings, number))
         assert check.status == "warn"
         assert check.advice == f"use another port: computeshare up --port {number + 1}"
         RunFile(url=f"http://127.0.0.1:{number}", redis_url="r", pids={"api": [os.getpid()]}).write(
             machine.settings.run_path
         )
-        assert here.port(Surroundings(machine.settings, number)).status == "ok"
+        assert machine_checks.port(Surroundings(machine.settings, number)).status == "ok"
 
 
 def test_a_machine_that_knows_no_servers_gets_advice_and_no_failure(machine: Surroundings) -> None:
@@ -310,9 +310,9 @@ def test_a_clock_that_is_off_is_a_warning(server: FakeServer, tmp_path: Path, ah
 
 
 def test_data_sets_that_are_missing_are_fine_and_damaged_ones_are_not(machine: Surroundings) -> None:
-    check = here.data_sets(with_probe(machine))
+    check = machine_checks.data_sets(with_probe(machine))
     assert (check.status, check.finding) == ("ok", "digits here; downloaded when first used: mnist")
-    damaged = here.data_sets(with_probe(machine, data_sets={"mnist": "its header promises more"}))
+    damaged = machine_checks.data_sets(with_probe(machine, data_sets={"mnist": "its header promises more"}))
     assert (damaged.status, damaged.finding) == ("fail", "mnist: its header promises more")
 
 
@@ -338,10 +338,10 @@ def test_data_sets_that_are_missing_and_can_be_had_are_fine_and_the_others_are_a
     closed, opened = f"http://{refusing}/mnist/", f"http://{listening}/mnist/"
     sets = {"digits": "", "mnist": "missing", "kmnist": "missing"}
     with_probe(machine, data_sets=sets, sources={"mnist": [closed, opened], "kmnist": [opened]})
-    check = here.data_sets(machine)
+    check = machine_checks.data_sets(machine)
     assert (check.status, check.finding) == ("ok", "digits here; downloaded when first used: mnist, kmnist")
     with_probe(machine, data_sets=sets, sources={"mnist": [closed, opened], "kmnist": [closed]})
-    check = here.data_sets(machine)
+    check = machine_checks.data_sets(machine)
     assert check.status == "warn"
     assert check.finding == "digits here; downloaded when first used: mnist; missing, and out of reach: kmnist"
     assert check.advice.startswith(f"copy the files to {machine.settings.data_dir}, in torchvision's layout")
@@ -349,19 +349,22 @@ def test_data_sets_that_are_missing_and_can_be_had_are_fine_and_the_others_are_a
 
 
 def test_a_database_is_whole_or_says_what_to_do(machine: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert here.database(machine).finding.startswith("no database here yet")
+    assert machine_checks.database(machine).finding.startswith("no database here yet")
     file = machine.settings.database_file
     with closing(sqlite3.connect(file.path)) as connection:
         connection.execute("CREATE TABLE job (id TEXT)")
-    assert here.database(machine).finding.endswith("no copy yet")
+    assert machine_checks.database(machine).finding.endswith("no copy yet")
     copy = file.copy(time.time())
-    assert (here.database(machine).status, copy.name in here.database(machine).finding) == ("ok", True)
+    assert (machine_checks.database(machine).status, copy.name in machine_checks.database(machine).finding) == (
+        "ok",
+        True,
+    )
     with monkeypatch.context() as patch:
-        patch.setattr(here, "DATABASE_S", 0.0)
-        check = here.database(machine)
+        patch.setattr(machine_checks, "DATABASE_S", 0.0)
+        check = machine_checks.database(machine)
         assert (check.status, "did not end within 0 s" in check.finding) == ("warn", True)
     file.path.write_bytes(bytes(8192))
-    check = here.database(machine)
+    check = machine_checks.database(machine)
     assert (check.status, "not a database" in check.finding) == ("fail", True)
     assert f"cp {copy} {file.path}" in check.advice
 
@@ -371,20 +374,20 @@ def test_what_a_proxy_fetches_is_in_reach_where_the_proxy_is(
 ) -> None:
     sources = {"kmnist": ["https://no-such-host.invalid/kmnist/"], "mnist": [f"http://{refusing}/mnist/"]}
     bypass(monkeypatch, https_proxy=f"http://{listening}", http_proxy=listening, no_proxy="127.0.0.1")
-    assert here.out_of_reach(sources) == ["mnist"]
+    assert machine_checks.out_of_reach(sources) == ["mnist"]
     monkeypatch.delenv("no_proxy")
-    assert here.out_of_reach(sources) == []
+    assert machine_checks.out_of_reach(sources) == []
     monkeypatch.setenv("https_proxy", f"http://{refusing}")
-    assert here.out_of_reach(sources) == ["kmnist"]
+    assert machine_checks.out_of_reach(sources) == ["kmnist"]
     monkeypatch.setenv("https_proxy", "http://proxy:port")
-    assert here.out_of_reach(sources) == ["kmnist"]
+    assert machine_checks.out_of_reach(sources) == ["kmnist"]
 
 
 def test_how_recipes_are_confined_is_told_with_what_is_not_promised() -> None:
-    assert here.judged_method(kinds.BUBBLEWRAP) == Check("recipes", "ok", "confined by bubblewrap.")
-    check = here.judged_method(kinds.LANDLOCK)
+    assert machine_checks.judged_method(kinds.BUBBLEWRAP) == Check("recipes", "ok", "confined by bubblewrap.")
+    check = machine_checks.judged_method(kinds.LANDLOCK)
     assert check.status == "ok" and "cannot start a compiler" in check.finding and check.advice == ""
-    check = here.judged_method(kinds.without("Install bubblewrap."))
+    check = machine_checks.judged_method(kinds.without("Install bubblewrap."))
     assert (check.status, check.advice) == ("warn", "Install bubblewrap.")
     assert "not confined" in check.finding and "your rights" in check.finding
 

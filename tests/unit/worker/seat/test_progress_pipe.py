@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from computeshare.host.awake import awake_command, stay_awake
 from computeshare.host.iokit import CAN_SLEEP, HAS_WOKEN, WILL_NOT_SLEEP, WILL_SLEEP, follow, react
+from computeshare.host.sleep_inhibitor import awake_command, stay_awake
 from computeshare.worker.live_line import live_line
 from computeshare.worker.seat.progress_pipe import DESCRIPTOR, LONGEST, SeatLink, SeatProgress, Speed, Teller
 from tests.support.wait import wait_until
