@@ -147,7 +147,7 @@ class Stage:
         started = time.perf_counter()
         if self._recompute:
             flight.before = self.buffers.read(), self.counters.read()
-        outputs = self._run(flight)
+        outputs = self._run(flight, copied=self._recompute)
         self._flights[piece] = flight
         self.timing.most_in_flight = max(self.timing.most_in_flight, len(self._flights))
         if flight.finish:
@@ -250,10 +250,12 @@ class Stage:
         parameters = [self._tensors[entry.name] for entry in self._own["parameter"]]
         return Buckets(where, places, parameters, self._gradient)
 
-    def _run(self, flight: Flight) -> Value:
+    def _run(self, flight: Flight, copied: bool = False) -> Value:
+        """`copied`: the model computes on a copy of its inputs, which it may change in place."""
+        inputs = copy.deepcopy(flight.inputs) if copied else flight.inputs
         received = (value for _, values in sorted(flight.received.items()) for value in values)
         seed_generators(flight.seed, self._device)
-        outputs = flight.part.module(*flight.inputs, *received)
+        outputs = flight.part.module(*inputs, *received)
         return flight.finish(outputs) if flight.finish else outputs
 
     def _again(self, flight: Flight) -> Value:
