@@ -1,6 +1,7 @@
 """Messages between the processes that hold a script's stages, in order, through the broker."""
 
 import asyncio
+import contextlib
 import functools
 import threading
 import time
@@ -74,14 +75,20 @@ class Line:
         return self._inbox.next(lambda: not self._is_cancelled.is_set())
 
     def receive(self, source: int, turn: int, tag: str, timeout_s: float) -> list[Any]:
-        """Wait for what a stage sends. Raises StageLost; RuntimeError: the stages cannot compute this backward pass."""
+        """Wait for what a stage sends.
+
+        Raises: StageLost; RuntimeError: the stages cannot compute this backward pass; CancelledError: the wait was
+        cancelled, as by Ctrl-C.
+        """
         deadline, wanted = time.monotonic() + timeout_s, (source, turn, tag)
 
         def goes_on() -> bool:
-            return time.monotonic() < deadline and not self._is_cancelled.is_set()
+            return time.monotonic() < deadline and not self._is_called_off()
 
         while wanted not in self._early:
             letter = self._inbox.next(goes_on)
+            if letter is None and self._is_called_off():
+                raise asyncio.CancelledError
             if letter is None:
                 raise StageLost(
                     f"stage {source} has not answered for {timeout_s:g} s: it is slow (timeout_s), or the process of a "
@@ -100,6 +107,15 @@ class Line:
                     )
                 self._early[letter.stage, letter.turn, letter.tag] = letter.body
         return self.decoded(self._early.pop(wanted))
+
+    def _is_called_off(self) -> bool:
+        """Whether a wait was cancelled: that of a thread, or one inside `loss.backward()`, which holds up the event
+        loop, so that its task hears of no cancellation.
+        """
+        task = None
+        with contextlib.suppress(RuntimeError):  # no event loop in this thread
+            task = asyncio.current_task()
+        return self._is_cancelled.is_set() or bool(task and task.cancelling())
 
     def tell_lost(self, letter: Letter) -> None:
         """Answer the message of a run whose begin this process has not heard."""

@@ -23,6 +23,7 @@ from computeshare.transport.connections import by_loopback
 from tests.support.coroutines import asynchronously
 from tests.support.proxy import Proxy
 from tests.support.stage_seats import PROCESSES
+from tests.support.wait import wait_until
 
 LR = 0.1
 
@@ -247,6 +248,40 @@ def test_ctrl_c_ends_a_stage(redis_url: str, redis: Redis) -> None:
     process.join(60)  # a busy machine is slow to end a process; without its end the test fails
     assert process.exitcode == 0
     assert not redis.exists(f"cs:pipeline:{group}:stage:1")
+
+
+def go_back_until_interrupted(group: str, broker: str) -> None:
+    """A script's process whose backward pass nobody answers."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    torch.set_num_threads(1)
+
+    async def script() -> None:
+        stages = await connect(layers()[0], group=group, stages=2, broker=broker)
+        output = await stages(batches()[0][0])
+        with Redis.from_url(broker) as redis:
+            redis.rpush(f"{group}:forward", "done")
+            redis.blpop([f"{group}:lost"])
+        output.sum().backward()
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(script())
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_backward_pass_that_nobody_answers(redis_url: str, redis: Redis) -> None:
+    group = uuid.uuid4().hex
+    tasks = (serve_until_interrupted, go_back_until_interrupted)
+    server, script = (PROCESSES.Process(target=task, args=(group, redis_url), daemon=True) for task in tasks)
+    server.start()
+    script.start()
+    assert redis.blpop([f"{group}:forward"], 60)
+    os.kill(server.pid or 0, signal.SIGKILL)
+    server.join(20)
+    redis.rpush(f"{group}:lost", "yes")
+    wait_until(lambda: redis.exists(f"cs:pipeline:{group}:stage:1"))  # the backward pass has asked
+    os.kill(script.pid or 0, signal.SIGINT)
+    script.join(30)  # not the minute that a stage may take
+    assert script.exitcode == 0
 
 
 def test_a_call_that_is_cancelled_waits_no_longer_and_the_next_one_goes_through(redis_url: str) -> None:
