@@ -38,7 +38,7 @@ from computeshare.worker.seat.bundle_fetch import fetched
 from computeshare.worker.seat.device_setup import open_recipe
 from computeshare.worker.seat.progress_pipe import SeatProgress, Teller
 from computeshare.worker.seat.seat_loop import ASKED
-from computeshare.worker.seat.trial_store import checked
+from computeshare.worker.seat.seat_setup import checked
 
 IDLE_TURNS = 10
 """Waits in a row (of `score_requests.BLOCK_S`) without a request, after which the seat ends."""

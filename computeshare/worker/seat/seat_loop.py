@@ -2,8 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -52,9 +52,14 @@ class SeatStatus:
     is_working: bool = False
     """Whether the seat computes or sends updates."""
     version: int = 0
+    rounds: int = 0
+    """Of the job, as far as that is chosen."""
     samples: int = 0
     fetched: FetchProgress | None = None
     """How far the seat has come with the files that the job needs; None: it fetched none."""
+    units: Sequence[int] = ()
+    """As `DeviceGroup.units` and `stopped`, which change; empty: no replicas are built."""
+    stopped: Mapping[int, str] = field(default_factory=dict)
 
 
 class WeightsNews(Protocol):

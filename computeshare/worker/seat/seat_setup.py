@@ -1,18 +1,22 @@
-"""A seat's set-up before it joins: opens the data set, builds the model, checks memory, tests the device."""
+"""What a seat checks before it joins: memory, and the device, whose passed self-tests are kept in the worker's home."""
 
 import contextlib
+import json
+from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 
-import structlog
-
+from computeshare import __version__
 from computeshare.errors import Unfit
 from computeshare.jobspec.memory_estimate import does_not_fit, seat_bytes, stages_that_fit
 from computeshare.jobspec.spec import JobSpec
-from computeshare.training.work_units import Computation, MemoryMeter
+from computeshare.runtime.private_files import write_private
+from computeshare.training import devices
+from computeshare.training.work_units import Computation, MemoryMeter, SelfTestResult
 from computeshare.types import Precision
-from computeshare.worker.seat.trial_store import checked
 
-log = structlog.get_logger()
+FOLDER = "selftests"
+"""Where the home has the results of passed self-tests, so that each is done once."""
 
 
 class SeatMemory:
@@ -63,31 +67,38 @@ class SeatMemory:
             raise Unfit(why)
 
 
-def test_device(job_id: str, spec: JobSpec, computation: Computation, memory: SeatMemory, home: Path) -> None:
-    """Compare the device's gradient of the job's model with the CPU's.
-
-    Args:
-        home: folder with the results of passed self-tests.
-    Raises: Unfit: they differ, or the job does not fit.
-    """
-    memory.check()
-    trial = checked(computation, home)
-    if trial.trouble:
-        raise Unfit(f"{trial.trouble}. Run computeshare doctor --selftest there; a restarted worker is tested anew")
-    memory.saved_bytes["float32"] = trial.saved_bytes
-    if spec.precision != "float32":
-        memory.saved_bytes["bfloat16"] = computation.saved_bytes_in_bfloat16()
-    if spec.precision != "auto":
-        memory.check(spec.precision)
-    elif not memory.fits("float32"):
-        memory.check("bfloat16")
-    error, seconds = float(f"{trial.error:.1g}"), round(trial.seconds, 2)
-    log.info("self-test passed", job=job_id, error=error, seconds=seconds)
-
-
 def trial_precisions(spec: JobSpec, memory: SeatMemory) -> list[Precision]:
     """The precisions to measure: the job's own or, where it is open, each that fits this machine's memory."""
     if spec.precision != "auto":
         return [spec.precision]
     precisions: tuple[Precision, ...] = ("float32", "bfloat16")
     return [one for one in precisions if memory.fits(one)] or ["bfloat16"]
+
+
+def checked(computation: Computation, home: Path) -> SelfTestResult:
+    """Test a device with a model, or return the passed trial stored in `home`.
+
+    Failed trials are not stored, so that a repaired machine is tested again.
+    """
+    path = home / FOLDER / f"{_identity(computation)}.json"
+    if known := _remembered(path):
+        return known
+    trial = computation.test()
+    if not trial.trouble:
+        with contextlib.suppress(OSError):  # read-only or full: then it is tested again
+            write_private(path, json.dumps(asdict(trial)))
+    return trial
+
+
+def _identity(computation: Computation) -> str:
+    """Hash of everything that a trial depends on: model, input, the device and its kind, versions of the software."""
+    about = [computation.identity, __version__, computation.kind, computation.device, devices.system()]
+    return sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _remembered(path: Path) -> SelfTestResult | None:
+    try:
+        trial = SelfTestResult(**json.loads(path.read_bytes()))
+        return trial if not trial.trouble and trial.saved_bytes >= 0 and trial.error >= 0 else None
+    except (OSError, ValueError, TypeError):
+        return None

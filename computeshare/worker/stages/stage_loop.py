@@ -60,7 +60,7 @@ class StageSeat:
 def join_members(
     redis: Redis, session: WorkerSession, setup: StageSetup, memory: SeatMemory, stop: threading.Event
 ) -> Membership:
-    """The membership of a session that has joined."""
+    """The membership of a session, to be entered once that has joined."""
     spec, own = setup.spec, StageWorker(session.worker_id, session.session_id, memory.room_bytes)
     needed = needs(setup.stages, setup.staging, spec.plan)
     return Membership(redis, session.keys.job_id, own, needed, spec.plan.units_per_round, stop)

@@ -207,7 +207,7 @@ def test_a_worker_that_dies_as_it_leaves_hands_nothing_back_and_its_leases_run_o
     job.round(job.hand(worker), other)
 
     def leave() -> None:
-        member = seat_session(redis_url, job, worker).session
+        member = seat_session(redis_url, job, worker).context.session
         member.join(Seat(worker, job.job_id, 1, 1).id, {})
         state = job.store.read()
         assert state is not None and member.lease(str(state.token)).micro_batches

@@ -9,10 +9,25 @@ from redis.exceptions import RedisError
 
 from computeshare.errors import Interrupted
 from computeshare.protocol.worker_session import NO_DRAFT, Draft, WorkerSession
+from computeshare.tensors.layout import Layout
+from computeshare.transport.connections import is_next_door
 from computeshare.types import Blob
+from computeshare.worker.seat.seat_context import SeatContext
 
 WAIT_MS = 1000
 log = structlog.get_logger()
+
+
+def drafts_of(seat: SeatContext, layout: Layout) -> "DraftReader | None":
+    """What reads parts of the next version while this worker sends, over a connection of its own; None: the job has no
+    such parts, or the broker is on this machine, where they would save nothing.
+    """
+    if not seat.spec.has_drafts or len(layout.buckets) == 1 or is_next_door(seat.redis):
+        return None
+    reader: DraftReader
+    wires = seat.connections.open(lambda: reader.is_over or seat.stop.is_set())
+    reader = DraftReader(seat.session_over(wires))
+    return reader
 
 
 class DraftReader:

@@ -2,22 +2,29 @@
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from computeshare.codecs.feedback import Feedback
+from computeshare.codecs.messages import UpdateEncoder
+from computeshare.codecs.registry import CODECS
 from computeshare.errors import CodecError, Interrupted, JobGone
-from computeshare.gossip.exchange import ExchangeReport
+from computeshare.gossip.exchange import ExchangeReport, Partners
 from computeshare.gossip.peer_replica import PeerReplica
+from computeshare.gossip.peer_weights import PeerWeights
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.worker_session import Grant, WorkerSession
 from computeshare.runtime.failpoints import failpoint
+from computeshare.tensors.layout import Layout
 from computeshare.training.device_group.group import DeviceGroup
 from computeshare.training.work_units import AnyReplica
 from computeshare.types import Token
 from computeshare.worker.seat.overlap.update_uploads import Upload, Uploads
 from computeshare.worker.seat.overlap.version_reader import VersionReader
+from computeshare.worker.seat.seat_context import SeatContext
 from computeshare.worker.seat.seat_loop import AHEAD, ASKED, LONGEST_WAIT_MS, SeatStatus, doubt, report_of
 from computeshare.worker.seat.seat_setup import SeatMemory
+from computeshare.worker.seat.weights_receiver import WeightsReceiver
 
 
 class OverlappingLoop:
@@ -177,3 +184,33 @@ class OverlappingLoop:
         self._waiting_s, self._uploading_s = 0.0, 0.0
         met = {"exchange": exchange.met} if exchange.met else {}
         return report_of(upload.outbox.bytes, bytes_down + exchange.bytes, self._memory, seconds) | met
+
+
+def peer_of(seat: SeatContext, replica: AnyReplica, layout: Layout, token: Callable[[], str]) -> PeerReplica | None:
+    """The replica with weights of its own, where the strategy has peers. `token`: of the version loaded last."""
+    spec, averaging, worker = seat.spec, seat.spec.strategy.averaging, seat.seat.worker
+    if averaging is None:
+        return None
+    source = PeerWeights.of_job(seat.redis, seat.seat.job, worker, seat.connections.open(seat.stop.is_set))
+    partners = Partners(worker, spec.seed, averaging.matching)
+    return PeerReplica(replica, averaging, source, partners, CODECS[spec.codecs.up], layout, token)
+
+
+def overlapping_loop(
+    seat: SeatContext,
+    devices: DeviceGroup,
+    feedback: Feedback | None,
+    inbox: WeightsReceiver,
+    encoder: UpdateEncoder,
+    memory: SeatMemory,
+    peer: PeerReplica | None,
+) -> OverlappingLoop:
+    """The loop, and what reads versions and sends updates meanwhile, each over connections of its own."""
+    versions: VersionReader
+    uploads: Uploads
+    up = seat.connections.open(lambda: uploads.are_called_off, paced=True, short=True)
+    down = seat.connections.open(lambda: versions.is_over, short=True)
+    versions = VersionReader(seat.session_over(down), inbox)
+    uploads = Uploads(seat.session_over(up), encoder, seat.session)
+    about_seat = memory, seat.status, seat.stop
+    return OverlappingLoop(seat.spec, seat.session, devices, feedback, versions, uploads, *about_seat, peer)

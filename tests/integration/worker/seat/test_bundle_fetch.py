@@ -24,6 +24,7 @@ from computeshare.transport.connections import connect
 from computeshare.up.embedded_broker import EmbeddedBroker
 from computeshare.worker.seat.bundle_fetch import fetched
 from computeshare.worker.seat.seat import SeatSession
+from computeshare.worker.seat.seat_context import SeatContext
 from computeshare.worker.seat.seat_loop import ASKED
 from tests.support.recipe_jobs import FACTS, recipe_spec
 
@@ -95,24 +96,24 @@ def test_the_owners_limit_holds(redis: Redis, origin: BundleStore, tmp_path: Pat
 
 
 def test_a_seat_that_is_asked_to_leave_while_it_fetches_leaves(
-    redis: Redis, origin: BundleStore, tmp_path: Path
+    redis: Redis, origin: BundleStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = added(origin, tmp_path / "a", 6 * PIECE_BYTES)
     recipe = Bundle({"recipe.py": "never run: the seat leaves before"})
     spec = recipe_spec(recipe=recipe.digest, recipe_facts=FACTS | {"initial": manifest.digest})
     stop, settings = threading.Event(), Settings(home=tmp_path / "home", recipe=recipe.digest)
     seat = SeatSession(redis, Seat("a" * 12, secrets.token_hex(4), 1, 1), spec, settings, stop)
-    recipes.publish(redis, seat.seat.job, spec, recipe, SigningKey.new())
+    recipes.publish(redis, seat.context.seat.job, spec, recipe, SigningKey.new())
     shown = []
-    tell = seat._tell_fetched
+    note = SeatContext.note_fetched
 
-    def tell_and_stop(now: FetchProgress) -> None:
-        tell(now)
-        shown.append(seat._progress())
+    def note_and_stop(self: SeatContext, now: FetchProgress) -> None:
+        note(self, now)
+        shown.append(self.progress())
         if now.done_bytes >= 2 * PIECE_BYTES:
             stop.set()
 
-    seat._tell_fetched = tell_and_stop  # type: ignore[method-assign]
+    monkeypatch.setattr(SeatContext, "note_fetched", note_and_stop)
     with serving(redis, origin):
         assert seat.run("cpu") == ASKED
     assert [(one.state, one.fetched, one.wanted) for one in shown] == [

@@ -23,6 +23,7 @@ from computeshare.tasks.recipes.bundle import MAIN, Bundle
 from computeshare.training.computation import LocalComputation
 from computeshare.training.device_group.group import GroupComputation
 from computeshare.training.recipe_process.process import RecipeFiles
+from computeshare.worker.seat import device_setup
 from computeshare.worker.seat.seat import SeatSession
 from tests.support.recipes import CONVOLUTIONS, RecipeJob, recipe_job
 from tests.support.reducer_process import running, version_of
@@ -88,11 +89,11 @@ def test_workers_with_recipes_end_with_the_weights_of_a_seat_that_runs_it_itself
     job = made(tmp_path)
     found = trained(redis, f"{job_id}two", job, tmp_path, 2)
 
-    def here(self: SeatSession, *_: object) -> GroupComputation:
-        own = LocalComputation(job.task.instance(self.spec.seed, "train", tmp_path), torch.device("cpu"))
+    def here(spec: JobSpec, *_: object) -> GroupComputation:
+        own = LocalComputation(job.task.instance(spec.seed, "train", tmp_path), torch.device("cpu"))
         return GroupComputation(own, [], ["cpu"])
 
-    monkeypatch.setattr(SeatSession, "_open", here)
+    monkeypatch.setattr(device_setup, "open_all", here)
     assert trained(redis, f"{job_id}one", job, tmp_path, 1) == found
 
 

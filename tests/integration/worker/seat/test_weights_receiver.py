@@ -64,7 +64,7 @@ def test_a_seat_elsewhere_computes_on_what_it_has_built(
 ) -> None:
     job = start(rounds=1)
     _, first, _ = began(job)
-    monkeypatch.setattr("computeshare.worker.seat.seat.is_next_door", lambda redis: False)
+    monkeypatch.setattr("computeshare.worker.seat.device_setup.is_next_door", lambda redis: False)
     job.redis.delete(job.store.keys.weights(first), job.store.keys.news(first))
     seat = Seat("aaaaaaaaaaaa", job.job_id, 1, 1)
     job.redis.hset(job.store.keys.seats(), seat.worker, seat.id)

@@ -11,7 +11,7 @@ from computeshare.tasks.images.classification import ImageClassification
 from computeshare.training import devices, selftest
 from computeshare.training.computation import LocalComputation
 from computeshare.training.work_units import SelfTestResult
-from computeshare.worker.seat.trial_store import FOLDER, checked
+from computeshare.worker.seat.seat_setup import FOLDER, checked
 
 CPU = torch.device("cpu")
 
