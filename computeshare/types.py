@@ -56,7 +56,7 @@ class Token:
 
 
 def machine_of(worker_id: str) -> str:
-    """What the ids of all workers of an invited machine have in common; each other worker counts as a machine."""
+    """The prefix that the ids of an invited machine's workers share; any other worker counts as a machine."""
     return worker_id[:MACHINE_CHARACTERS]
 
 

@@ -38,7 +38,7 @@ MOST_DAMAGED = 5
 """Damaged copies of one piece after which a process gives up."""
 LONGEST_PAUSE_S = 2.0
 REFUSED = b"!"
-"""What the control plane's reply starts with where it cannot send a piece."""
+"""First byte of the control plane's reply if it cannot send a piece."""
 _AWAY = (RedisConnectionError, RedisTimeoutError, BusyLoadingError, OutOfMemoryError)
 log = structlog.get_logger()
 
@@ -114,7 +114,7 @@ def _fetch(
 
 @dataclass(slots=True)
 class _Answers:
-    """What the control plane has said: pieces that are there for this process, and those for anybody."""
+    """Pieces that the control plane has announced: `ready` for this process, `offers` for any process."""
 
     ready: set[str] = field(default_factory=set)
     offers: set[str] = field(default_factory=set)

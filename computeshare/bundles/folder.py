@@ -135,7 +135,7 @@ class BundleFolder:
         self.flush(target.parent)
 
     def read(self, place: PiecePlace, file: FileEntry) -> Iterator[bytes]:
-        """What the complete and the unfinished file have at a place."""
+        """Yield the bytes at a place in the complete file and in the unfinished file, for each file that exists."""
         for path in (self.file(file), self._unfinished(place.file)):
             with contextlib.suppress(FileNotFoundError), open(path, "rb") as opened:
                 opened.seek(place.piece * PIECE_BYTES)
@@ -220,7 +220,7 @@ class BundleFolder:
 
 
 def bytes_below(folder: Path) -> int:
-    """What the files below a folder take on the disk, in bytes."""
+    """Disk space taken by the files below a folder, in bytes."""
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):  # removed meanwhile

@@ -21,7 +21,7 @@ CONTENT_BYTES = 32 << 20
 """The largest manifest: one of about 1.9 TB in large files."""
 LONGEST_PATH = 200
 DIGEST = "sha256:"
-"""What a digest of files starts with."""
+"""The prefix of a digest of files."""
 
 HexName = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """A sha256 in hex."""

@@ -52,8 +52,8 @@ class Pieces(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PieceWant:
-    """What a process wants next of a bundle; `raw` is how it says so, anew each time. It got the `doubted` pieces
-    damaged.
+    """The pieces of a bundle that a process wants next. `raw` is the request as written, different each time;
+    `doubted` are the pieces that reached the process damaged.
     """
 
     raw: bytes
@@ -164,8 +164,8 @@ class PieceServer:
                 self._delete(redis, [piece])
 
     def _wants(self, redis: Redis) -> dict[str, PieceWant]:
-        """What each process wants that is there, of at most `MOST_WANTING` processes of a machine: wants of further
-        ones are deleted, and written again by those that still want.
+        """The wants of each process that is there, for at most `MOST_WANTING` processes of a machine. The wants of
+        further processes are deleted; a process that still wants pieces writes its wants again.
         """
         found: Any = redis.hgetall(keys.BUNDLE_WANTS)
         now, wants, gone, before = self._clock(), dict[str, PieceWant](), [], self._processes

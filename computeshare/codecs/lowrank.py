@@ -79,7 +79,7 @@ class LowRank:
     rank: int
     auto_down: Sequence[str] = ()
     pieces: tuple[Piece, ...] = ()
-    """What a vector is made of; values after these travel as float16."""
+    """The pieces of a vector, in order; values after the last piece travel as float16."""
     exact: ClassVar[bool] = False
     residual: ClassVar[bool] = True
     differences: ClassVar[bool] = True

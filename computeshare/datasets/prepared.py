@@ -1,4 +1,4 @@
-"""What a preparation gives, and what it takes along: progress, and a limit on what it leaves out."""
+"""The result of preparing a data set, and helpers: progress, and a limit on the files left out."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What a job requires of a machine, or prefers: memory, device and labels. Pure."""
+"""A job's requirements and preferences for machines: memory, device and labels. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,7 +56,7 @@ _ALLOWED = "letters, digits, - and _ (in a value also .), 64 at most, are allowe
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """What a worker offers: memory for a job in bytes, its device in words, and its owner's labels."""
+    """A worker's properties: memory for a job in bytes, its device in words, and its owner's labels."""
 
     memory_bytes: int
     device: str
@@ -113,7 +113,7 @@ class Needs(Part):
         return found
 
     def unmet(self, machines: Sequence[MachineFacts]) -> str:
-        """What none of these machines offers, in words; none of them meets all needs."""
+        """The needs that no machine meets, in words; presumes that none of these machines meets all needs."""
         found = []
         if missing := [n for n, v in sorted(self.labels.items()) if all(m.labels.get(n) != v for m in machines)]:
             found.append(f"no worker has label {_joined([f'{name}={self.labels[name]}' for name in missing], 'or')}")

@@ -6,7 +6,7 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.strategies.base import LEAST_VECTORS, MOST_STAGES
 
 TORCH_BYTES = 500_000_000
-"""What a process has resident once it has imported torch."""
+"""Resident bytes of a process that has imported torch."""
 SMALLEST = 100_000_000
 """The smallest limit, in bytes: no seat runs with less."""
 

@@ -73,7 +73,7 @@ def changing(default: Mapping[str, Any]) -> BeforeValidator:
 
 
 def _problem(entry: ArgumentEntry, value: Any) -> str | None:
-    """What an argument's value must be, if the value is invalid; None if it is valid."""
+    """The condition that an argument's value breaks, in words that follow "must be"; None: the value is valid."""
     if value is None and entry.nullable:
         return None
     if not _is_kind(value, entry.kind):

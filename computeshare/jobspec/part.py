@@ -10,7 +10,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from computeshare.types import plain_message
 
 _BRANCH = re.compile(r"literal\[.*\]|constrained-\w+|int|float|str|bool")
-"""What pydantic puts into an error's place to name a branch of a union, which is no field of anybody's."""
+"""Names of a union's branches, which pydantic puts into an error's place though they are no fields."""
 _OBJECT = "send a JSON object"
 _IN_JSON = {
     "missing": "must be given",
@@ -19,7 +19,7 @@ _IN_JSON = {
     "model_type": _OBJECT,
     "model_attributes_type": _OBJECT,
 }
-"""What to say in place of pydantic's messages, by the type of error."""
+"""Messages that replace pydantic's, by the type of error."""
 
 
 class Part(BaseModel):

@@ -592,7 +592,7 @@ class JobSpec(Part):
 
     @property
     def task(self) -> TaskSpec:
-        """What the job trains."""
+        """The job's task: its model or recipe, with its data set."""
         if self.recipe is not None:
             return RecipeTask(self.recipe, self.recipe_args or {}, self.recipe_facts, self.dataset, self.data)
         dataset, model = self.dataset, self.model

@@ -51,7 +51,7 @@ def is_signed(redis: Redis, job_id: str, spec: JobSpec, control_key: str) -> boo
 
 
 def _signed(job_id: str, spec: JobSpec) -> tuple[Any, ...]:
-    """What the signature is about: the recipe, its arguments, and the state from which it begins."""
+    """The values that are signed: the job's id, recipe, arguments and package, and the state from which it begins."""
     facts = spec.recipe_facts
     what = (facts.initial, facts.frozen, facts.package) if facts else (None, None, None)
     return job_id, spec.recipe, spec.recipe_args, *what

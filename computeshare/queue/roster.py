@@ -65,7 +65,7 @@ class WorkerInfo:
 
     @property
     def machine(self) -> MachineFacts:
-        """What a job may ask of it: the memory within its owner's limit, its device and its labels."""
+        """Facts to compare with a job's needs: the memory within the owner's limit, the device and the labels."""
         limit = self.max_memory_bytes or self.memory_bytes
         return MachineFacts(min(limit, self.memory_bytes), self.device, self.labels)
 

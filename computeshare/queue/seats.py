@@ -123,7 +123,7 @@ class SeatJob(Job):
 
 
 def _signed(seat_id: str, origin: str) -> tuple[Any, ...]:
-    """What a seat's signature is about: the RQ job's id, queue, function and arguments."""
+    """The values that a seat's signature covers: the RQ job's id, queue, function and arguments."""
     return seat_id, origin, FUNCTION, [seat_id]
 
 

@@ -24,7 +24,7 @@ LONGEST_PROMPT, MOST_CHARACTERS, HOTTEST = 2000, 1000, 100
 
 
 class TextRequest(BaseModel):
-    """What to generate: `characters` at most after `prompt`, by the version `token` of the job, whose `spec` it has."""
+    """A request to generate `characters` at most after `prompt`, by version `token` of a job with JobSpec `spec`."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -34,7 +34,7 @@ def source_of(root: Callable[..., Any]) -> str:
 
 
 def _names(statement: ast.stmt) -> list[str]:
-    """What a statement defines for its module."""
+    """The names that a statement defines in its module."""
     match statement:
         case ast.Import() | ast.ImportFrom():
             return [one.asname or one.name for one in statement.names]

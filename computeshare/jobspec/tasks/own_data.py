@@ -12,7 +12,7 @@ from computeshare.jobspec.tasks.hugging_face import PREFIX, ClassName, Side
 DataKind = Literal["images", "text", "arrays", "files"]
 KINDS: tuple[DataKind, ...] = get_args(DataKind)
 TRAINING_FILES = "train/"
-"""What the paths of the files start with that a worker needs of images, text and arrays."""
+"""Prefix of the paths of the files that a worker needs of images, text and arrays."""
 MOST_CLASSES = 20_000
 MOST_CHARACTERS = 20_000
 """The most different characters of a text by characters."""
@@ -75,7 +75,7 @@ class DatasetFacts(DatasetSizes):
 
 
 def _wrong(facts: DatasetFacts) -> str:
-    """What the facts of a kind lack, as text; empty: nothing."""
+    """The facts that a data set of this kind needs but lacks, as text; empty: none."""
     channels = facts.shape[0] if facts.shape else 0
     match facts.kind:
         case "images":

@@ -65,5 +65,5 @@ class RecipeFacts(Part):
 
     @property
     def layout(self) -> Layout:
-        """What is trained, in flat vectors."""
+        """The layout of the trained tensors in flat vectors."""
         return Layout.build((one.name, one.shape, one.kind) for one in self.tensors)

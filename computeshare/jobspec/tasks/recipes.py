@@ -99,7 +99,7 @@ class RecipeTask(TaskSpec):
 
     @property
     def layout(self) -> Layout:
-        """What is trained, in flat vectors. Raises ValueError, as `facts`."""
+        """The layout of the trained tensors in flat vectors. Raises ValueError, as `facts`."""
         return self.recipe_facts.layout
 
     @property
@@ -146,14 +146,14 @@ def _tensors(facts: RecipeFacts) -> list[str]:
 
 
 def recipe_title(recipe: str) -> str:
-    """What a recipe is called by its digest or name."""
+    """The title of a recipe, from its digest or name."""
     return (
         f"recipe {recipe.removeprefix(PACKAGE) if recipe.startswith(PACKAGE) else recipe.removeprefix('sha256:')[:8]}"
     )
 
 
 def lacking_package(recipe: str, release: str, packages: Mapping[str, str]) -> str:
-    """What a machine lacks of a recipe `package:NAME`, in words that follow its name; empty: nothing.
+    """Why a machine's packages do not fit recipe `package:NAME`, in words to follow the machine's name; empty: they do.
 
     Args:
         release: with which the job was created, such as `mine 1.2.0`.

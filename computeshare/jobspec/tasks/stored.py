@@ -1,4 +1,4 @@
-"""What a job trains, from its JobSpec as stored by any release. Pure."""
+"""A job's model and metric, from its JobSpec as stored by any release. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from computeshare.jobspec.tasks.recipes import recipe_title
 
 
 def subject_of(document: Mapping[str, Any]) -> str:
-    """What a job trains in a few words: its model or recipe, and its data set."""
+    """A job's model or recipe and its data set, in a few words."""
     recipe, dataset = document.get("recipe"), document.get("dataset")
     model = recipe_title(recipe) if recipe else document.get("model")
     return f"{model} on {dataset}" if dataset else str(model)

@@ -122,7 +122,7 @@ def told(folder: Path, doing: str) -> Iterator[None]:
 
 
 def _hint(error: BaseException) -> str:
-    """What follows an error's message where its cause may be the confinement."""
+    """A hint to append to an error's message: confinement, a missing package or too little memory; empty: none."""
     if isinstance(error, OSError) and error.errno in _REFUSALS:
         return f" ({CONFINED})"
     if isinstance(error, ModuleNotFoundError) and error.name:

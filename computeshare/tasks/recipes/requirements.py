@@ -34,7 +34,7 @@ def _parsed(path: str, text: str) -> Iterator[Requirement]:
 
 
 def lacking(requirements: Iterable[str]) -> list[str]:
-    """What this Python lacks of the requirements, each in words such as `transformers>=5 (4.57.1 is installed)`."""
+    """The requirements that this Python does not meet, in words such as `transformers>=5 (4.57.1 is installed)`."""
     return [told for one in requirements if (told := _lack(Requirement(one)))]
 
 

@@ -171,7 +171,7 @@ class RecipeTask(Task):
         return sums | self._own_sums(module, batch)
 
     def found_scores(self, module: nn.Module, batch: Batch) -> ScoreFacts:
-        """What the recipe's versions are scored by, found by scoring a batch."""
+        """The metrics and classes by which the recipe's versions are scored, found by scoring a batch."""
         was_training = module.training
         module.eval()
         try:

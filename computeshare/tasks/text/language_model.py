@@ -27,7 +27,7 @@ from computeshare.tasks.usage import Usage
 SYMBOLS_AT_ONCE = 16_384
 """Symbols that are scored together: a batch's activations fit a small machine's memory whatever the context."""
 SAMPLE_PROMPT, SAMPLE_TEMPERATURE, SAMPLE_CHARACTERS = "\n", 0.8, 200
-"""What `computeshare generate` does by default; costs about a sixth of scoring the test set of `tinyshakespeare`."""
+"""Defaults of `computeshare generate`; a sample costs about a sixth of scoring the test set of `tinyshakespeare`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class LanguageModel(Task):
 
     @property
     def _tokens(self) -> str:
-        """What the symbols are, in a sentence."""
+        """The meaning of the symbols, in a sentence."""
         if self.own and self.own.facts.tokens != "characters":
             return "A symbol is a byte of UTF-8" if self.own.facts.tokens == "bytes" else "They are the tokenizer's"
         alphabet = self.own.facts.alphabet if self.own else texts.DEFINITIONS[self.dataset].alphabet

@@ -43,8 +43,8 @@ def folder(name: str, data_dir: Path) -> Path:
 
 
 def completed(name: str, args: HubArgs, data_dir: Path) -> HubArgs:
-    """What is said of a data set, with its columns, splits and facts: those of the folder if there is one, else those
-    that the Hub tells, without downloading the data.
+    """The arguments of a data set, completed with its columns, splits and facts: the folder's if there is one, else the
+    Hub's, which are read without downloading the data.
 
     Raises: DatasetError: it cannot be found or read, or is not one image and one class per sample.
     """
@@ -100,7 +100,7 @@ def _loaded(where: Path) -> Mapping[str, Any]:
 
 
 def _builder(name: str, config: str, revision: str, where: Path) -> Any:
-    """What the library knows of a data set of the Hub, or of its cache. Raises DatasetError."""
+    """The library's builder for a data set on the Hub or in its cache. Raises DatasetError."""
     from datasets import load_dataset_builder
 
     path = f"hf://datasets/{name.removeprefix(PREFIX)}"  # never a folder of that name in the working directory
@@ -236,7 +236,7 @@ def _digest(splits: Mapping[str, Any], image: str, label: str) -> str:
 
 
 def _difference(here: HubArgs, job: HubArgs) -> str:
-    """What differs first between the facts of a folder and those of a job."""
+    """The first difference between a folder's facts and a job's, as text."""
     assert here.facts is not None and job.facts is not None
     for name in ("train", "test", "shape", "classes", "digest"):
         if (mine := getattr(here.facts, name)) != (wanted := getattr(job.facts, name)):
