@@ -1,4 +1,4 @@
-"""What scores a job's checkpoints: the same for the evaluator and for a worker with a scoring seat."""
+"""Scorers of a job's checkpoints: the same for the evaluator and for a worker with a scoring seat."""
 
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -78,7 +78,7 @@ class ForJob:
 
 @dataclass
 class EvaluatorMemory:
-    """What evaluators in one process remember of their jobs; threads may share it."""
+    """Facts that evaluators in one process remember about their jobs; threads may share this object."""
 
     announced: set[Due] = field(default_factory=set)
     """Also checkpoints that were announced as damaged."""
@@ -89,7 +89,7 @@ class EvaluatorMemory:
     """How often each job's recipe has failed since its last score."""
 
     def done(self) -> set[Due]:
-        """What is not to be scored now."""
+        """Checkpoints that are not to be scored now."""
         now = time.monotonic()
         for due, until in list(self.set_aside.items()):
             if until <= now:
@@ -367,7 +367,7 @@ class Evaluator:
         return document_of(result, spec.facts.metric)
 
     def _scorer(self, job_id: str, spec: JobSpec) -> ArtifactScorer:
-        """What scores the job, kept until another job's is asked for."""
+        """The scorer of the job, kept until another job's scorer is asked for."""
         if self._only:
             return self._only.scorer
         from computeshare.checkpoints.scorers import CheckpointScorer, LocalScorer

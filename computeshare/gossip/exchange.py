@@ -53,7 +53,7 @@ class FetchedWeights:
 
 @dataclass(slots=True)
 class ExchangeReport:
-    """What was exchanged since the last report."""
+    """Exchanges since the last report."""
 
     bytes: int = 0
     """Read from others."""
@@ -209,7 +209,7 @@ class PeerExchange:
         return self.averaging.towards(parameters, other.parameters, share), middle
 
     def report(self) -> ExchangeReport:
-        """What was exchanged since the last report."""
+        """Exchanges since the last report."""
         report, self._report = self._report, ExchangeReport()
         read = self._read_bytes
         report.bytes, self._told_bytes = read - self._told_bytes, read

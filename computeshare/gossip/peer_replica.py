@@ -127,7 +127,7 @@ class PeerReplica:
                 self._asked_from, self._asked_units = mark.own.parameters, mark.units
 
     def report(self) -> ExchangeReport:
-        """What was exchanged since the last report."""
+        """Exchanges since the last report."""
         return self.exchange.report()
 
     def _start(self, reference: Weights) -> None:

@@ -25,7 +25,7 @@ GROUP_S = 60
 
 @dataclass(frozen=True, slots=True)
 class PublishedNotice:
-    """What a peer says of its newest published weights."""
+    """A peer's description of its newest published weights."""
 
     token: str
     """The version from which they are a difference."""

@@ -1,7 +1,7 @@
-"""What a version is made of where workers have weights of their own: the newest weights of each.
+"""The mean of the workers' newest weights, which makes the version where workers have weights of their own.
 
-Those of a peer with units in the round are in its newest unit. A slower peer has none there: its weights are those that
-other peers read.
+The newest weights of a peer with units in the round are in its newest unit. A slower peer has no unit in the round: its
+newest weights are those that other peers read.
 """
 
 import contextlib

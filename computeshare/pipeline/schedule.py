@@ -22,7 +22,7 @@ class Operation:
 
 
 def operations(kind: Kind, held: range, stages: int, pieces: int) -> list[Operation]:
-    """What a worker that holds consecutive stages computes of a micro-batch, in order.
+    """The operations on a micro-batch by a worker that holds consecutive stages, in order.
 
     `gpipe` (arXiv:1811.06965) computes all pieces forward, then all backward: a stage keeps the activations of all
     pieces. `1f1b` (PipeDream-Flush, arXiv:2104.04473) computes a piece backward as soon as later stages can have done

@@ -42,7 +42,7 @@ class Flight:
     before: tuple[Array, Array] | None = None
     """Buffers and counters before the forward pass, to compute it again."""
     wanted: Mapping[int, Sequence[Tensor]] = field(default_factory=dict)
-    """What was sent to each later stage and is to have a gradient, by the stage's number; without values."""
+    """Tensors sent to each later stage that are to have a gradient, by the stage's number; without values."""
 
 
 @dataclass

@@ -52,7 +52,7 @@ class Mailbox(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StageUpdate:
-    """What a unit yields in one stage.
+    """A unit's result in one stage.
 
     Attributes:
         gradient: of its own parameters, in the order of its names; on a CPU it changes with the next unit.

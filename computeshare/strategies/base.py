@@ -145,7 +145,7 @@ class Strategy(Part):
     """Name of a unit, for users."""
     units: ClassVar[str] = "micro-batches"
     per_unit: ClassVar[str] = "a worker"
-    """What computes a unit, for users."""
+    """Name of the workers that compute a unit, for users."""
     lease: ClassVar[str] = "micro-batch"
     """Name of a worker's lease, for users."""
     remedy: ClassVar[str] = (

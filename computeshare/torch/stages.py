@@ -291,7 +291,7 @@ class _Served:
 
 
 def one_tensor(output: Any, stage: int) -> Tensor:
-    """What a stage has returned. Raises SettingsError: it is not one tensor."""
+    """A stage's output. Raises SettingsError: it is not one tensor."""
     if not isinstance(output, Tensor):
         found = type(output).__name__
         raise SettingsError(f"stage {stage} returns a {found}: one tensor goes from stage to stage; cut elsewhere")

@@ -201,7 +201,7 @@ def kind(device: "torch.device") -> Kind:
 
 
 def system() -> dict[str, str]:
-    """What else may change a device's results: the system's release (on a Mac with its drivers), the version of
+    """Other facts that may change a device's results: the system's release (on a Mac with its drivers), the version of
     NVIDIA's driver ("" without one), and the choice of GPUs that this process may use.
     """
     driver = ""

@@ -51,7 +51,7 @@ def peak_bytes(device: "torch.device") -> int:
 
 
 def machine_bytes(root: Path = Path("/")) -> int:
-    """What this process may have of the machine's memory: all of it, unless `ulimit -d` or a cgroup, such as a
+    """Bytes of the machine's memory that this process may use: all of them, unless `ulimit -d` or a cgroup, such as a
     container's, sets a limit.
 
     Args:

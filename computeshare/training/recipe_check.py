@@ -75,7 +75,7 @@ class Report(Part):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a recipe is tried with.
+    """Settings of a recipe's trial.
 
     Args:
         arguments: the job's `recipe_args`.

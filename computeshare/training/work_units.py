@@ -1,4 +1,4 @@
-"""What computes a job's units on a machine's device: its interface, and its results. Imports no torch."""
+"""The interface for computing a job's units on a machine's device, and its results. Imports no torch."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -142,7 +142,7 @@ class Computation(Protocol):
 
 
 class Compiled(Protocol):
-    """What may be compiled."""
+    """A replica that may be compiled."""
 
     @property
     def compilation(self) -> Compilation: ...

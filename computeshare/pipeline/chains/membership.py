@@ -47,7 +47,7 @@ class Membership:
         """`stop`: set when the seat is to leave."""
         self._redis, self._scripts, self._keys = redis, Scripts(redis), JobKeys(job_id)
         self.own = own
-        """What this worker can do, as last measured."""
+        """This worker with its memory and speed, as last measured."""
         self.stages, self._most_chains, self._stop = stages, most_chains, stop
         self.current = Placement(0), threading.Event()
         """The placement, and an event that is set once it no longer holds, the job no longer runs, or the seat is to
@@ -123,7 +123,7 @@ class Membership:
         return [one for one in found if one], there.decode()
 
     def _lack(self, members: Sequence[StageWorker]) -> str:
-        """What all stages and the largest need, what the workers have, and what to do."""
+        """The memory that all stages and the largest stage need, the workers' memory, and a remedy, as text."""
         needs, rooms = [one.bytes for one in self.stages], [one.room_bytes for one in members]
         asked = f"the stages need {size_text(sum(needs))}, the largest {size_text(max(needs))}"
         remedy = (

@@ -12,14 +12,14 @@ MOST_ORDERED = 5
 WORTH = 1.25
 """How much faster a placement must promise to be to replace one that works."""
 MALFORMED = ValueError, KeyError, TypeError, ArithmeticError, RecursionError
-"""What it may raise to read another worker's JSON."""
+"""Exceptions that may be raised while another worker's JSON is read."""
 LEAST, MOST = 1e-30, 1e30
 """A worker's memory and rate lie between, or are 0, so that sums and quotients of them stay finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageDemand:
-    """What a stage asks of the worker that holds it: memory in bytes, and work in any unit, the same for all stages."""
+    """A stage's needs of the worker that holds it: memory in bytes, and work in any unit, the same for all stages."""
 
     bytes: int
     work: float
@@ -92,8 +92,8 @@ class Placement:
 
 
 def circumstances(members: Sequence[StageWorker]) -> tuple[tuple[str, int, int | None], ...]:
-    """What a placement depends on: who is there, and each one's memory and speed, the latter to a factor of two. While
-    they stay as they are, another placement is not worth a look.
+    """The facts on which a placement depends: the members' sessions, and each member's memory and speed, the speed to a
+    factor of two. While these facts are unchanged, another placement is not worth a look.
     """
     octaves = (math.floor(math.log2(one.rate)) if one.rate > 0 else None for one in members)
     return tuple((one.session, one.room_bytes, octave) for one, octave in zip(members, octaves, strict=True))

@@ -1,4 +1,4 @@
-"""What each stage asks of the worker that holds it, and of the broker. Pure."""
+"""The needs of each stage: memory and work of the worker that holds it, and room in the broker. Pure."""
 
 from collections.abc import Sequence
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What lies between two places where a model can be cut.
+    """The section of a model between two neighbouring places where the model can be cut.
 
     Attributes:
         work: operations, or seconds, of its forward pass; any unit, the same for all segments.

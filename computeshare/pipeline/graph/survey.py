@@ -1,4 +1,4 @@
-"""What a forward pass costs, and where it may be cut, found on the meta device: without values and without memory.
+"""The cost of a forward pass, and where it may be cut, found on the meta device: without values and without memory.
 
 The first survey in a process takes seconds, in which torch imports its compiler.
 """
@@ -16,12 +16,12 @@ from computeshare.pipeline.graph.module_tensors import named_tensors, stand_ins
 from computeshare.pipeline.graph.trace import Arguments, Traced
 
 OPERATIONS_PER_VALUE = 8
-"""What moving a value costs, in operations: layers without products take time too."""
+"""Cost of moving a value, in operations: layers without products take time too."""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a forward pass told, by places in `Traced.computed`.
+    """Facts found in a forward pass, by places in `Traced.computed`.
 
     Attributes:
         work: operations of each node.

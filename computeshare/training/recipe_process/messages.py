@@ -1,4 +1,4 @@
-"""What a seat asks of a recipe's process, and what that answers. Pure.
+"""A seat's requests to a recipe's process, and the answers of that process. Pure.
 
 Answers come from a user's code: their heads are small, their values are checked here, and their vectors lie in shared
 memory, whose size follows from the job's layout.

@@ -46,7 +46,7 @@ MEMORY_SHARE = 0.9
 END_S = 5.0
 """How long a process may take to end once nothing is asked of it any more."""
 MOST_LINES_PER_S, MOST_LINES_AT_ONCE, LONGEST_LINE = 2.0, 50, 500
-"""What is logged of the lines that a recipe prints."""
+"""Limits on the log of the lines that a recipe prints; a line longer than `LONGEST_LINE` bytes is split."""
 _SERVER = "computeshare.training.recipe_process.server"
 _PREFIX = "recipe-process-"
 log = structlog.get_logger()
@@ -54,7 +54,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class RecipeFiles:
-    """What a recipe's process reads.
+    """Files that a recipe's process reads.
 
     Args:
         bundle: the recipe's own files.
@@ -69,7 +69,7 @@ class RecipeFiles:
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """What a recipe's process may take; `memory_bytes` of 0: `MEMORY_SHARE` of the machine's memory."""
+    """Limits on a recipe's process; `memory_bytes` of 0: `MEMORY_SHARE` of the machine's memory."""
 
     memory_bytes: int = 0
     step_s: float = STEP_LIMIT_S
