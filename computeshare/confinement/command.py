@@ -25,12 +25,12 @@ _GPU_KERNEL = ("driver", "devices", "modules")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a confined process may use."""
+    """Resources that a confined process may use."""
 
     scratch: Path
     """Where it writes; without links."""
     readable: tuple[Path, ...] = ()
-    """What it reads beside the system's libraries and Python."""
+    """Paths that it reads beside the system's libraries and Python."""
     gpu: bool = False
     forks: bool = False
     """Whether it may start other processes."""

@@ -1,4 +1,4 @@
-"""What a confined process may read without being told: the system's libraries and Python."""
+"""Paths that every confined process may read: the system's libraries and Python."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ GPU = ("/sys", "/opt/rocm", "/etc/nvidia", "/etc/vulkan")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _GPU_DEVICES = ("nvidia*", "kfd", "dri", "dxg")
 _OF_AN_INSTALLATION = ("bin", "include", "lib", "lib64", "libexec", "pyvenv.cfg", "Python", "Resources")
-"""What Python needs of its prefix: the prefix itself may be a project's folder, or even the user's own."""
+"""Names in Python's prefix that Python needs: the prefix itself may be a project's folder, or even the user's own."""
 
 
 def package_root() -> Path:

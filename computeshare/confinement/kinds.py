@@ -12,7 +12,7 @@ class Method:
 
     name: Name
     remarks: tuple[str, ...] = ()
-    """What is not promised, as sentences for the machine's owner."""
+    """Limitations of the method, as sentences for the machine's owner."""
 
     @property
     def forks(self) -> bool:

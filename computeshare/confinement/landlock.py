@@ -32,7 +32,7 @@ class _Beneath(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class PathAccess:
-    """What a process may open; all paths apply to what lies below them too."""
+    """Paths that a process may open; each path includes all paths below it."""
 
     read: tuple[str, ...]
     names: tuple[str, ...] = ()

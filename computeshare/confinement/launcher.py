@@ -22,7 +22,7 @@ _CAPABILITIES = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 
 @dataclass(frozen=True, slots=True)
 class LaunchOrder:
-    """What a launched process gives up."""
+    """Restrictions that a launched process puts on itself."""
 
     parent: int
     """Id of the process with which this one ends; 0: another sees to that."""
@@ -33,7 +33,7 @@ class LaunchOrder:
     contained: bool
     """Whether it has namespaces of its own."""
     access: landlock.PathAccess | None
-    """What it may open, if Landlock is to see to that."""
+    """Paths that the process may open, if Landlock is to enforce them."""
 
     def dumps(self) -> str:
         return json.dumps(asdict(self))

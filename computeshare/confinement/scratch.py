@@ -48,14 +48,14 @@ def open_file(folder: Path, name: str, most_bytes: int) -> BinaryIO:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a folder takes of the disk."""
+    """Disk use of a folder: bytes and entries."""
 
     bytes: int
     entries: int
 
 
 def use(folder: Path, most_entries: int) -> Use:
-    """What the folder takes, up to a number of entries; follows no link.
+    """The disk use of the folder, counted up to a number of entries; follows no link.
 
     Raises: OSError: a folder in it cannot be listed, or lies too deep.
     """

@@ -141,7 +141,7 @@ def program(chosen: Iterator[SyscallRule], machine: str) -> bytes:
 
 
 def _body(rule: SyscallRule) -> list[_Instruction]:
-    """What follows once the number is the rule's: the end, or a look at the argument and the number again."""
+    """Instructions for a call whose number matches the rule: refuse it, or test its argument and reload the number."""
     refuse: _Instruction = (_RETURN, 0, 0, _ERROR | rule.error)
     if rule.argument is None:
         return [refuse]

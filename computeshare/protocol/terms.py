@@ -1,4 +1,4 @@
-"""What a job's reducer demands of workers: limits on their leases and submissions, and the same frozen parameters."""
+"""A reducer's terms for its job's workers: limits on leases and submissions, and the same frozen parameters."""
 
 from dataclasses import asdict, dataclass
 

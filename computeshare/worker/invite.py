@@ -35,7 +35,7 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What an invite gave: the broker's address, or access to a gateway; the queue to serve; the control plane's key.
+    """Content of an invite: the broker's address, or access to a gateway; the queue to serve; the control plane's key.
 
     Args:
         control_key: the public key by which the control plane signs; empty: it is not known.
@@ -93,7 +93,7 @@ class Joined:
 
 
 def join(url: str, name: str, home: Path, fingerprint: str = "") -> Joined:
-    """What an invite gives: stored at an earlier start, else requested from the control plane.
+    """Take up an invite: return its content as stored at an earlier start, else as requested from the control plane.
 
     Args:
         url: the invite's link, `https://HOST#CODE` or `https://HOST/join/CODE`.
@@ -120,7 +120,7 @@ def join(url: str, name: str, home: Path, fingerprint: str = "") -> Joined:
 
 
 def introduction(name: str, code: str, key: SigningKey) -> dict[str, str]:
-    """What a machine sends to take up an invite. The control plane repeats its answer for the same key."""
+    """The request with which a machine takes up an invite. The control plane repeats its answer for the same key."""
     return {"name": name[:100], "public_key": key.public, "signature": key.sign("join", code, key.public)}
 
 
@@ -203,7 +203,7 @@ def _request(url: str, body: dict[str, str], certificate: str, told: str) -> dic
 
 
 def _joined(url: str, said: dict[str, Any], key: MachineKey, certificate: str) -> Joined:
-    """What the control plane's answer gives. Raises SettingsError."""
+    """The content of an invite, from the control plane's answer. Raises SettingsError."""
     names = ("queue", "redis_url", "gateway", "machine", "control_key")
     given = [said.get(name) or "" for name in names]
     queue, redis_url, gateway, machine, control_key = given
@@ -225,7 +225,7 @@ def _key(home: Path, invite: str) -> MachineKey:
 
 
 def _kept(home: Path) -> dict[str, Any]:
-    """What invites gave, by the sha256 of their links, newest last."""
+    """The contents of invites, by the sha256 of their links, newest last."""
     try:
         found = json.loads(_path(home).read_text())
     except (OSError, ValueError):

@@ -98,7 +98,7 @@ def worker_info(
 
 
 def status_of(worker: WorkerInfo, joined: Joined, limits: WorkerLimits) -> WorkerStatus:
-    """What this worker tells its machine's owner at its start."""
+    """This worker's status at its start, for its machine's owner."""
     return WorkerStatus(
         id=worker.id,
         name=worker.name,

@@ -22,7 +22,7 @@ UNCONFINED = "add --unconfined to run recipes nevertheless, if you know who writ
 
 @dataclass(frozen=True, slots=True)
 class Consent:
-    """What an owner has agreed to.
+    """An owner's consent to run recipes.
 
     Args:
         everything: all recipes that the control plane has signed.
@@ -72,7 +72,7 @@ class Consent:
         return method().name
 
     def told(self) -> list[str]:
-        """What the consent means on this machine, in sentences for its owner; empty without consent."""
+        """The meaning of the consent on this machine, in sentences for its owner; empty without consent."""
         if not self.is_given:
             return []
         from computeshare.confinement.methods import method

@@ -1,4 +1,4 @@
-"""What a worker tells its machine's owner: a file per worker in `HOME/workers`, which only the owner can read.
+"""Workers' status for their machine's owner: a file per worker in `HOME/workers`, which only the owner can read.
 
 `computeshare-worker status` shows the files, `computeshare-worker stop` asks the process to end.
 """
@@ -27,7 +27,7 @@ SAME_START_S = 1.0
 
 
 class WorkerLimits(BaseModel):
-    """What the owner allows, as typed."""
+    """The owner's limits on a worker, as typed."""
 
     max_up: str | None = None
     max_memory: str | None = None

@@ -76,7 +76,7 @@ def upgrade(access: GatewayAccess | None, arguments: Sequence[str]) -> NoReturn:
 
 
 def told(ours: Release, offered: Release) -> str:
-    """What the upgrade does, for the owner. Raises VersionError: it must not be done. Pure."""
+    """The effect of the upgrade, in words for the owner. Raises VersionError: the upgrade must not be done. Pure."""
     try:
         before, after = Version(ours.version), Version(offered.version)
     except InvalidVersion as error:

@@ -1,4 +1,4 @@
-"""What a seat has from its start to its end, and what it trains with."""
+"""The context of a seat from its start to its end, and its training once it has joined."""
 
 import os
 import threading
@@ -53,7 +53,7 @@ class SeatConnections:
 
 @dataclass(frozen=True, slots=True)
 class SeatContext:
-    """What a seat has from its start to its end; `spec` is replaced once nothing in it is left open."""
+    """The context of a seat from its start to its end; `spec` is replaced once nothing in it is left open."""
 
     redis: Redis
     seat: Seat
@@ -98,7 +98,7 @@ class SeatContext:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What a seat takes part with, once it has joined."""
+    """A seat's training: the facts with which the seat joins, and the loop that it then runs."""
 
     kind: Kind
     """Of this machine, as it computes with the replicas."""

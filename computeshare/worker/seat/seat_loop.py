@@ -77,7 +77,7 @@ class Versions(Protocol):
 
     @property
     def news(self) -> WeightsNews | None:
-        """What decodes weights that come with a notice; None: they are read from the broker."""
+        """The decoder of weights that come with a notice; None: weights are read from the broker."""
 
     def pull(self, token: str) -> tuple[Weights | None, Grant]: ...
     def is_right(self) -> bool: ...
@@ -96,7 +96,7 @@ def doubt(session: WorkerSession, token: str, again: bool, error: str) -> None:
 
 
 def report_of(bytes_up: int, bytes_down: int, memory: SeatMemory, seconds: dict[str, float]) -> dict[str, Any]:
-    """What a submission tells of its cost; `seconds` by activity."""
+    """The costs that a submission reports: bytes, memory, and `seconds` by activity."""
     rounded = {name: round(s, 6) for name, s in seconds.items()}
     return {"bytes_up": bytes_up, "bytes_down": bytes_down, "memory_bytes": memory.peak_bytes(), "seconds": rounded}
 

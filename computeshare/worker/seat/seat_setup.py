@@ -1,4 +1,4 @@
-"""What a seat checks before it joins: memory, and the device, whose passed self-tests are kept in the worker's home."""
+"""A seat's checks before it joins: memory, and the device, whose passed self-tests are kept in the worker's home."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ class SeatMemory:
 
     @property
     def room_bytes(self) -> int:
-        """What is left of the limit for a model, now."""
+        """Bytes of the limit that are left for a model now."""
         own = self._meter.resident_bytes() if self._meter.device_type == "cpu" else 0
         return max(1, self._room - own)
 

@@ -71,7 +71,7 @@ class LeaderOrder:
 
 @dataclass(frozen=True, slots=True)
 class StageShare:
-    """What a worker of a chain did for a unit; `sent_bytes` it has sent as its part of the update."""
+    """One worker's share of a chain's work on a unit; `sent_bytes`: bytes sent as the worker's part of the update."""
 
     worker: str
     first: int
@@ -190,6 +190,6 @@ class ChainReplica:
         return Update(np.empty(0, np.float32), buffers, losses[0] if losses else float("nan"))
 
     def report(self) -> dict[str, Any]:
-        """What to say of a submission: who computed which stages, and for how long each was busy."""
+        """Details of a submission: the worker that computed each run of stages, and how long that worker was busy."""
         fields = ("worker", "first", "stop", "busy_s", "mail_bytes", "memory_bytes")
         return {"stages": [{name: getattr(one, name) for name in fields} for one in self.shares]}

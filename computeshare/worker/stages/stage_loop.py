@@ -41,7 +41,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class StageSeat:
-    """What a seat has for as long as it takes part."""
+    """The context of a seat that holds stages, for as long as it takes part."""
 
     redis: Redis
     session: WorkerSession

@@ -19,8 +19,8 @@ log = structlog.get_logger()
 
 
 def drafts_of(seat: SeatContext, layout: Layout) -> "DraftReader | None":
-    """What reads parts of the next version while this worker sends, over a connection of its own; None: the job has no
-    such parts, or the broker is on this machine, where they would save nothing.
+    """A reader of parts of the next version, which reads them while this worker sends, over a connection of its own.
+    None: the job has no such parts, or the broker is on this machine, where they would save nothing.
     """
     if not seat.spec.has_drafts or len(layout.buckets) == 1 or is_next_door(seat.redis):
         return None
