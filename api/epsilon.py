@@ -1,4 +1,4 @@
-"""What a private job's differential privacy comes to."""
+"""The epsilon of a private job's differential privacy."""
 
 import math
 from functools import lru_cache

@@ -201,7 +201,7 @@ class JobPublic(_Answer):
 
     @property
     def subject(self) -> str:
-        """What the job trains, in a few words."""
+        """The job's model or recipe and its data set, in a few words."""
         return subject_of(self.spec)
 
     @property
@@ -345,7 +345,7 @@ class WorkerPublic(_Answer):
 
 
 class WorkerChange(BaseModel):
-    """What a user may change of a worker."""
+    """The fields of a worker that a user may change."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -447,14 +447,14 @@ class _Contributed(_Answer):
 
 
 class Contribution(_Contributed):
-    """What a machine has contributed to all jobs that were not deleted."""
+    """A machine's contribution to all jobs that were not deleted."""
 
     name: str = Field(description="of the machine; its workers have new ids after each start")
     device: str = Field(description="the one that it last computed with")
 
 
 class PersonContribution(_Contributed):
-    """What all machines of a person have contributed to all jobs that were not deleted."""
+    """The contribution of all of a person's machines to all jobs that were not deleted."""
 
     machines: int
 

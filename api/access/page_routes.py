@@ -20,7 +20,7 @@ ALLOWS: dict[Scope, str] = {
     "workers:join": "Invite machines",
     "admin": "Everything, also tokens, webhooks and workers",
 }
-"""What each scope allows, in words."""
+"""The permissions that each scope grants, in words."""
 
 
 @router.get("/tokens")

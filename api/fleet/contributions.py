@@ -1,4 +1,4 @@
-"""What each machine, and each person, has contributed to all jobs together."""
+"""The contributions of each machine, and of each person, to all jobs together."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ HOUR_MS = 3_600_000
 
 @dataclass(slots=True)
 class _Sums:
-    """What a machine, or all machines of a person, have done."""
+    """Sums over the work of a machine, or of all machines of a person."""
 
     samples: int = 0
     present_ms: int = 0

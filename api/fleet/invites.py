@@ -48,7 +48,7 @@ says; else, a worker of this name that has begun to serve the queue since the in
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """What a machine says of itself: its name, its public key, and the key's signature over the invite's code."""
+    """A machine's description of itself: its name, public key, and the key's signature over the invite's code."""
 
     name: str
     public_key: str

@@ -22,7 +22,7 @@ def list_workers(
 
 @router.get("/workers/contributions")
 def list_contributions(service: ContributionsDep) -> ContributionList:
-    """What each machine and person has contributed to all jobs, most samples first; a minute old at most."""
+    """The contributions of each machine and person to all jobs, most samples first; a minute old at most."""
     return service.list()
 
 

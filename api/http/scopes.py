@@ -12,7 +12,7 @@ READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 @dataclass(frozen=True, slots=True)
 class RouteRule:
-    """What reading and changing needs at `path`, and (unless `alone`) at all paths below it."""
+    """The scopes needed to read and to change `path` and (unless `alone`) all paths below it."""
 
     path: str
     read: Need
@@ -58,7 +58,7 @@ def rule_of(path: str) -> RouteRule | None:
 
 
 def needed(method: str, path: str) -> Need:
-    """What a request needs."""
+    """The scope that a request needs."""
     rule = rule_of(path)
     if rule is None:
         return "admin"

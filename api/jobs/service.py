@@ -134,7 +134,7 @@ class Jobs:
         return spec.with_audits(spec.audit is None and self._invited(spec.queue))
 
     def warnings(self, spec: JobSpec) -> list[str]:
-        """What could spoil a job with this specification, and what to do."""
+        """Risks to a job with this specification, each with a remedy."""
         if spec.sharers or not self._invited(spec.queue):
             return []
         until = "" if spec.audit == 0 else " before an audit finds it"
@@ -434,7 +434,7 @@ def _beginning(job: Job) -> dict[str, Any]:
 
 
 def _recorded(job: Job) -> dict[str, Any]:
-    """What the audit log tells of a new job."""
+    """The facts about a new job that go into the audit log."""
     origin = job.forked_from or {}
     return {"title": job.title} | {name: origin[name] for name in ("job_id", "version") if name in origin}
 

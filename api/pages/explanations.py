@@ -103,7 +103,7 @@ class StartStep:
 
 
 def first_steps(job: JobPublic, trouble: str | None = None) -> list[StartStep]:
-    """What happens before a job's first version, with what has happened already; `trouble`: of the control plane."""
+    """The steps before a job's first version, each with its state; `trouble`: of the control plane."""
     fewest, joined = job.spec["workers"]["min"], job.workers > 0
     waits = job.reason_code in ("looking", "workers", "busy")
     there = fewest if not waits else max(0, fewest - (job.missing_workers or fewest))

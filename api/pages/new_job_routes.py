@@ -40,7 +40,7 @@ async def _posted(request: Request) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the form needs to know."""
+    """The services that the form needs."""
 
     jobs: Jobs
     fleet: Fleet

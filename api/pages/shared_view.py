@@ -1,4 +1,4 @@
-"""What a read-only link shows of a job: an allow-list of fields and events. Pure.
+"""The view of a job behind a read-only link: an allow-list of fields and events. Pure.
 
 Names of machines and their hosts, errors, reasons, notes and names of people are in none of it.
 """

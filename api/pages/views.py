@@ -111,11 +111,11 @@ class JobView:
     bubble: float | None = None
     """The share of the time of a micro-batch in which a worker waits for others."""
     trouble: str | None = None
-    """What keeps the control plane from running jobs."""
+    """The problem that keeps the control plane from running jobs; None: there is none."""
 
     @property
     def first_steps(self) -> list[StartStep]:
-        """What happens before the first version; empty for a job that has one, or has ended."""
+        """The steps before the first version; empty for a job that has a version, or has ended."""
         if self.job.version or self.job.status not in ACTIVE:
             return []
         return first_steps(self.job, self.trouble)

@@ -48,7 +48,7 @@ class Excluded:
     lacking: dict[Pair, str] = field(default_factory=dict)
     """The part of `reasons` that follows from what jobs require."""
     unmet: dict[str, str] = field(default_factory=dict)
-    """What is missing, for jobs whose requirements none of their queue's workers meets, unless there are no workers."""
+    """Missing requirements by job, for jobs whose queue has workers, none of which meets the requirements."""
     hopeless: dict[str, str] = field(default_factory=dict)
     """Why jobs are given up whose recipes fail on every worker that tries."""
 

@@ -84,7 +84,7 @@ def reason(situation: Situation, refused: str | None = None) -> Reason | None:
 
 
 def _last_version(situation: Situation, unattended: str) -> Reason:
-    """What a job waits for whose rounds are all done."""
+    """The reason why a job whose rounds are all done still waits."""
     if not situation.evaluator:
         return Reason("evaluator", unattended)
     if situation.unscored:

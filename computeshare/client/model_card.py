@@ -105,7 +105,7 @@ def _front_matter(title: str, facts: Facts, usage: Usage) -> str:
 
 
 def _subject(spec: Mapping[str, Any]) -> str:
-    """What was trained, as the beginning of a sentence."""
+    """The model and its data set, as the beginning of a sentence."""
     model = f"The model of recipe `{spec['recipe']}`" if spec.get("recipe") else f"`{spec['model']}`"
     return f"{model} trained on `{spec['dataset']}`" if spec["dataset"] else f"{model} trained on the recipe's data"
 
@@ -162,7 +162,7 @@ def _ledger(job: Job, epochs: Sequence[EpochLedger]) -> str:
 
 
 def _needs(usage: Usage, file: str) -> str:
-    """What the code that loads the file needs; empty where there is none, or only the recipe's author knows."""
+    """The packages that the loading code needs, as a sentence; empty for ONNX, or if only the recipe's author knows."""
     if file.endswith(".onnx") or not usage.is_plain:
         return ""
     packages = ["torch"] + ["torchvision"] * ("import torchvision" in usage.build)

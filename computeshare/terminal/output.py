@@ -176,7 +176,7 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
 
 
 def privacy(job: Job) -> str:
-    """What a private job's differential privacy has come to."""
+    """A private job's epsilon, so far and at its end, and its delta, as text."""
     values = (job.get("epsilon"), job.get("epsilon_total"))
     so_far, in_all = ("above 1,000" if value is None else f"{value:.3g}" for value in values)
     return f"epsilon {so_far} so far, {in_all} at the end, delta {job['spec']['privacy']['delta']:g}"

@@ -1,1 +1,1 @@
-"""What machines may tell the broker: a parser of commands, the policy, and a filter that enforces it."""
+"""Commands that machines may send to the broker: a parser, the policy, and a filter that enforces it."""

@@ -1,4 +1,4 @@
-"""What a machine may reach: its own workers, the jobs in which these have seats, and the bundles of such jobs.
+"""A machine's access: to its own workers, to the jobs in which they have seats, and to the bundles of such jobs.
 
 The answers are in the broker, where the control plane writes seats; positive ones are kept for a while.
 """
@@ -38,7 +38,7 @@ class _Job:
     looked: float = -math.inf
     is_banned: bool = False
     round_bytes: int = 0
-    """What the updates of one of its rounds may take."""
+    """The most bytes that the updates of one of its rounds may take."""
 
 
 class Access:
@@ -86,7 +86,7 @@ class Access:
         return next((why for digest in needs.digests if (why := self._bundle_refusal(machine, digest, now))), None)
 
     def round_bytes(self, machine: str) -> int:
-        """What the updates of a round of each job of a machine may take, in all."""
+        """The most bytes that the updates of a round may take, summed over a machine's jobs."""
         return sum(job.round_bytes for (one, _), job in list(self._jobs.items()) if one == machine and job.seen)
 
     def versions(self) -> bytes:

@@ -68,10 +68,10 @@ class CommandFilter:
         self._growing, self._grown = "", 0  # the key of a command that is still to come in part; its bytes so far
 
     async def passed(self, data: bytes) -> AsyncIterator[list[Piece]]:
-        """What is to be sent to the broker, now that these bytes have come from the machine.
+        """Yield the pieces to send to the broker, now that these bytes have come from the machine.
 
-        Waits, before a command that asks for much, until the machine has taken what it asked for before; and where the
-        machine calls scripts too fast.
+        Waits, before a command that asks for much, until the machine has taken the replies that it asked for before;
+        and where the machine calls scripts too fast.
         Raises NotACommand, TooMuchUnfinished, what `refused` raises, and errors of the broker.
         """
         commands = self._commands
@@ -202,7 +202,7 @@ class CommandFilter:
 
 
 def needed(head: Head) -> CommandNeeds:
-    """What a command presumes. Raises NotPermitted: no machine may send it."""
+    """The needs of a command. Raises NotPermitted: no machine may send it."""
     name = head.arguments[0].upper() if head.arguments else b""
     if head.is_complete and name == b"EVALSHA":
         return scripts.needs_of_call(head.arguments)

@@ -1,4 +1,4 @@
-"""What machines hold in the broker under names of their own: bounded for each machine, and all of it expires.
+"""The keys that machines hold in the broker under names of their own: bounded for each machine; all of them expire.
 
 The gateway counts what passes; the broker is asked for true sizes only where a machine seems to hold too much. A key
 counts from the moment its command passes, and is looked at once the broker has answered: then it is there, or gone.
@@ -37,7 +37,7 @@ AGAIN_S = 5.0
 SHARED_S = 15
 """How long a gateway's counts hold for the others after it has told them last."""
 FOR_EVER = -1
-"""What the broker says of a key without an expiry."""
+"""The broker's answer to PTTL for a key without an expiry."""
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class _Machine:
 
 @dataclass(slots=True)
 class _Sums:
-    """What a machine holds at other gateways: of messages (True) and of records (False)."""
+    """Sums of a machine's keys at other gateways: of messages (True) and of records (False)."""
 
     bytes: Counter[bool] = field(default_factory=Counter)
     count: Counter[bool] = field(default_factory=Counter)

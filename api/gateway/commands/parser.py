@@ -24,7 +24,7 @@ _OVERHEAD = 64  # bytes of memory that a short argument takes beyond its own
 
 
 class NotACommand(ComputeShareError):
-    """What was sent is no command in RESP, or exceeds a limit: its end cannot be found, so the connection ends."""
+    """The bytes are no command in RESP, or exceed a limit: no end of a command can be found, so the connection ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Commands:
         self._at = 0
 
     def rest(self) -> list[Piece]:
-        """What has arrived of the command decided on last, in pieces to be sent; nothing if that command is skipped.
+        """The bytes received so far of the command decided on last, in pieces to send; none if that command is skipped.
 
         Raises NotACommand.
         """

@@ -212,8 +212,8 @@ LARGE = "<large>"
 
 @dataclass(frozen=True, slots=True)
 class CommandNeeds:
-    """What a command presumes: workers that are the machine's, jobs in which it has a seat, bundles of such jobs, and
-    the machine's processes that fetch bundles.
+    """The needs of a command: workers that must be the machine's, jobs in which it must have a seat, bundles of such
+    jobs, and processes of the machine that fetch bundles.
     """
 
     workers: frozenset[str] = frozenset()
@@ -232,7 +232,7 @@ class CommandRule:
     """With how many arguments the command is decided on; all the others may be large. 0: with all."""
 
     def needs(self, arguments: Sequence[bytes], count: int) -> CommandNeeds | None:
-        """What the command presumes, whose first arguments are given and which has `count`; None: it is another."""
+        """The needs of a command with these first arguments, `count` in all; None: the rule does not match."""
         more = count - len(self.words)
         if more < 0 or (more and not self.tail) or (self.tail and more % len(self.tail)):
             return None
@@ -250,7 +250,7 @@ class CommandRule:
 
 
 def needs_of(forms: Iterable[re.Pattern[bytes]], arguments: Iterable[bytes]) -> CommandNeeds | None:
-    """What arguments of these forms presume; None: they have other forms."""
+    """The needs that follow from arguments of these forms; None: the arguments have other forms."""
     found: dict[str, set[str]] = {"worker": set(), "job": set(), "digest": set(), "reader": set()}
     for form, argument in zip(forms, arguments, strict=True):
         if (match := form.fullmatch(argument)) is None:
@@ -321,7 +321,7 @@ def _owned() -> tuple[tuple[re.Pattern[bytes], Own], ...]:
 
 
 def needs(arguments: Sequence[bytes], count: int) -> CommandNeeds | None:
-    """What a command presumes; None: no machine may send it."""
+    """The needs of a command; None: no machine may send it."""
     upper = (arguments[0].upper(), *arguments[1:])
     found = (rule.needs(upper, count) for rule in rules().get(upper[0], ()))
     return next((one for one in found if one is not None), None)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 MOST_PARTS = 64
 """Parts of messages (at most 4 MiB each) that a machine may have asked for and not taken, over all its connections."""
 MOST_OF_ONE = MOST_PARTS // 2
-"""What one command counts at most, so that a whole model can be read at once."""
+"""The most parts that one command counts for, so that a whole model can be read at once."""
 MOST_COMMANDS = 20_000
 """Commands of one connection that may wait for the machine to take their replies."""
 _LINE = 64

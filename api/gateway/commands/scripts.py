@@ -70,14 +70,14 @@ class NotPermitted(Exception):
 
 
 def needs_of_load(source: bytes) -> CommandNeeds:
-    """What loading a script presumes. Raises NotPermitted."""
+    """The needs of a command that loads a script. Raises NotPermitted."""
     if source.decode(errors="replace") not in (found.source for found in _by_digest().values()):
         raise NotPermitted("machines may load no other scripts than a worker's")
     return CommandNeeds()
 
 
 def needs_of_call(arguments: Sequence[bytes]) -> CommandNeeds:
-    """What an EVALSHA with these arguments presumes. Raises NotPermitted."""
+    """The needs of an EVALSHA with these arguments. Raises NotPermitted."""
     called = _by_digest().get(arguments[1].decode(errors="replace").lower()) if len(arguments) > 3 else None
     if called is None:
         raise NotPermitted("machines may call no other scripts than a worker's")
@@ -115,7 +115,7 @@ def _rows(names: Sequence[str], given: Sequence[str]) -> dict[str, Any]:
 
 
 def _checked_arguments(called: Script, given: Values) -> CommandNeeds:
-    """What a call's arguments presume. Raises ValueError: they have another form."""
+    """The needs that follow from a call's arguments. Raises ValueError: the arguments have another form."""
     forms = ARGUMENTS[called.name]
     flat = [
         (forms[name], one) for name, value in given.items() for one in ([value] if isinstance(value, str) else value)

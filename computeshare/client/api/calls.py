@@ -168,7 +168,7 @@ class Client:
         return items(self._requests.repeatable("GET", "/v1/workers", params={"offline": offline}))[0]
 
     def contributions(self) -> dict[str, list[dict[str, Any]]]:
-        """What each machine (`items`) and person (`people`) has contributed to all jobs, most samples first."""
+        """The contributions of each machine (`items`) and person (`people`) to all jobs, most samples first."""
         return json_object(self._requests.repeatable("GET", "/v1/workers/contributions"))
 
     def drain(self, worker_id: str) -> dict[str, Any]:
