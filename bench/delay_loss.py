@@ -1,4 +1,4 @@
-"""What a delay costs at equal samples: loss and accuracy on the test split, in one process, no broker.
+"""The cost of a delay at equal samples: loss and accuracy on the test split, in one process, no broker.
 
     python -m bench.delay_loss [--case lenet5 gpt ...] [--delays 0 1] [--seeds 0 1 2] [--samples N]
 

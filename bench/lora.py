@@ -276,7 +276,7 @@ def adapters(model: nn.Module) -> list[str]:
 
 
 def product(model: nn.Module, name: str) -> Tensor:
-    """What a layer's adapter adds to its weight (out, in)."""
+    """The matrix that a layer's adapter adds to its weight (out, in)."""
     layer: Any = model.get_submodule(name)
     found: Tensor = layer.scaling["default"] * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
     return found

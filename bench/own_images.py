@@ -110,7 +110,7 @@ class Data:
         return cls(folder, added["bundle"], mean, std, size)
 
     def inputs(self, images: Tensor) -> Tensor:
-        """What a model gets of stored images (n, 3, height, width)."""
+        """A model's inputs, from stored images (n, 3, height, width)."""
         small = functional.interpolate(images / 255, (SIDE, SIDE), mode="bilinear", antialias=True)
         return ((small - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
 

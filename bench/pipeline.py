@@ -81,7 +81,7 @@ def strategies() -> dict[str, dict[str, Any]]:
 
 
 def faults(options: argparse.Namespace) -> Part:
-    """What the deaths of stages' workers cost: of three seats, one stands by, as there are too few for two chains."""
+    """The cost of the deaths of stages' workers: of three seats, one stands by, as there are too few for two chains."""
     document = piped(micro_batch=32, micro_batches_per_round=2, workers={"min": WORKERS, "max": WORKERS + 1})
     with ours.plane(WORKERS + 1, data_dir()) as plane:
         calm = ours.train(plane, document | ENDLESS, 60 * (options.minutes or FAULTS_MINUTES), scored=False)

@@ -70,7 +70,7 @@ class MemoryMail:
 
 @dataclass(frozen=True)
 class Result:
-    """What a unit yields in all stages together."""
+    """A unit's result over all stages together."""
 
     vector: Vector
     buffers: Vector

@@ -1,5 +1,5 @@
-"""What one replica of five, or of another number, that lies costs with `local`, by how updates are combined, and how
-often an honest update is suspected: the loss on the test split, in one process, no broker.
+"""The cost of one lying replica of five, or of another number, with `local`, by the way in which updates are combined,
+and how often an honest update is suspected: the loss on the test split, in one process, no broker.
 
     python -m bench.turned_replica [--case digits lenet5 ...] [--combine mean huber] [--harm none turned thousandfold]
         [--audited] [--replicas 5] [--seeds 0 1 2]
@@ -44,7 +44,7 @@ HARMS: Mapping[str, Harm | None] = {
 
 
 def of_round(document: dict[str, Any], replicas: int, combine: str) -> dict[str, Any]:
-    """What changes in a JobSpec with another number of updates in a round."""
+    """The changes to a JobSpec for another number of updates in a round."""
     workers = {"min": replicas, "max": replicas}
     if "strategy" not in document:
         strategy = {"kind": "sync", "combine": combine}

@@ -1,1 +1,1 @@
-"""What measurements share: stacks, links, timings and reports."""
+"""Code that measurements share: stacks, links, timings and reports."""

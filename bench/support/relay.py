@@ -21,7 +21,7 @@ class Relay:
     def __init__(self, server: tuple[str, int], bytes_per_s: float = 0.0) -> None:
         self._server, self.bytes_per_s = server, bytes_per_s
         self.bytes_down = 0
-        """What came from the server so far, on all connections."""
+        """Bytes from the server so far, on all connections."""
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
