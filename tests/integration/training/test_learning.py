@@ -84,7 +84,8 @@ def train_local(
         updates = [replica.compute(unit) for unit in units]
         about = Contributions([plan.unit_size(unit) for unit in units], workers=replicas)
         sent = [u.vector for u in updates]
-        sent[version % replicas] = harm(sent[version % replicas])
+        place = version % len(sent)  # an epoch's last round may have fewer units
+        sent[place] = harm(sent[place])
         way = strategy.gradient(sent, about)
         weights = Weights(server.step(weights.parameters, way), updates[-1].buffers, weights.counters)
     return weights
