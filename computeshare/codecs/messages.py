@@ -228,8 +228,7 @@ def add_delta(codec: Codec, message: Message, layout: Layout, before: Weights) -
         fitted(codec, layout), layout.buckets, layout.bucket_sizes, parts, strict=False
     ):  # then come the other parts
         np.add(before.parameters[bucket], one.decode(part, size, scratch[:size]), out=after[bucket])
-    buffers, counters = _rest(parts[len(layout.buckets) :], layout)
-    return Weights(after, buffers.copy(), counters.copy())
+    return Weights(after, *_rest(parts[len(layout.buckets) :], layout))
 
 
 def in_parts(pieces: Sequence[Blob]) -> list[Blob]:
@@ -281,9 +280,11 @@ def _decoded(codec: Codec, parts: Sequence[Blob], layout: Layout, out: Vector | 
 
 
 def _rest(parts: Sequence[Blob], layout: Layout) -> tuple[Vector, Counters]:
-    """The buffers and counters of a version's weights, from the frames after the parameters, possibly as views."""
+    """Copies of the buffers and counters of a version's weights, from the frames after the parameters: as views, they
+    would keep the memory of the whole message.
+    """
     counters = np.frombuffer(frame.unpack(parts[1], 8 * layout.counters), "<i8")
-    return EXACT.decode(parts[0], layout.buffers), counters
+    return EXACT.decode(parts[0], layout.buffers).copy(), counters.copy()
 
 
 def _scratch(layout: Layout) -> Vector:

@@ -156,12 +156,18 @@ class Recovery:
             raise LostClaim(f"the weights of version {token} are gone")
         return weights
 
-    def _weights(self, token: Token, chain: Sequence[str], snapshot: str) -> tuple[Weights | None, int]:
-        """A version's published weights, None if they are gone, and the total bytes of their differences."""
+    def _weights(
+        self, token: Token, chain: Sequence[str], snapshot: str, out: Vector | None = None
+    ) -> tuple[Weights | None, int]:
+        """A version's published weights, None if they are gone, and the total bytes of their differences.
+
+        Args:
+            out: overwritten with the parameters (d,) if versions are published whole.
+        """
         load, keys = self._session.load, self._session.keys
         if not self._server_step.chained:
             message = load(keys.weights(str(token)))
-            return None if message is None else decode_weights(self._down, message, self._layout), 0
+            return None if message is None else decode_weights(self._down, message, self._layout, out), 0
         path = route(chain, snapshot, "", str(token))
         if path is None or path.snapshot is None or (message := load(keys.weights(path.snapshot))) is None:
             return None, 0
@@ -194,9 +200,15 @@ class Recovery:
         return model
 
     def _stepped_again(self, token: Token, steps: Sequence[StoredStep], weights: Weights) -> "ServerModel":
+        """Repeat the steps that lead to the version `token` from the version whose state is stored.
+
+        Args:
+            weights: the version's; overwritten if the steps begin with the parameters that were published before: with
+                a large model, memory used for the first time can take longer than the steps.
+        """
         before: Weights | None = weights  # a state with parameters of its own needs no weights
         if self._server_step.is_exact:
-            before = self._weights(steps[0].base, *self._session.chain())[0]
+            before = self._weights(steps[0].base, *self._session.chain(), out=weights.parameters)[0]
         if before is None:
             raise LostClaim(f"the weights before version {token} are gone")
         model = self._with_state(steps[0].base, before)
@@ -208,6 +220,10 @@ class Recovery:
             )
             master = self._server_step.next_parameters(step.base.version + 1, model, gradient)
             model = dataclasses.replace(model, master=master)
+        if self._server_step.is_exact:
+            weights = dataclasses.replace(weights, parameters=model.master)
+            if self._layout.digest(weights)[:16] != token.digest16:
+                raise CodecError(f"the steps to version {token} lead to other weights")
         return dataclasses.replace(model, published=weights)
 
     def _reread(self, step: StoredStep, token: Token, bucket: int) -> Iterator[Vector]:

@@ -4,6 +4,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from redis import Redis
 
@@ -202,6 +203,36 @@ def test_a_reducer_that_dies_between_states_is_followed_by_one_that_makes_the_sa
     succeed(job)
     state = job.store.read()
     assert state is not None and state.version == 3 and job.digest() == calm.digest()
+    assert job.finish(follow(job, "second")) == calm.finish(plain)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True], ids=["whole", "other updates"])
+def test_a_step_is_repeated_in_the_memory_of_its_result_and_must_lead_to_the_committed_weights(
+    is_damaged: bool, start: Callable[..., Job], redis_url: str
+) -> None:
+    exact = {"codec": {"up": "float32", "down": "float32"}, "optimizer": MOMENTUM}
+    calm, job = start(**exact), start(**exact)
+    plain = follow(calm, "solo")
+    for _ in range(5):
+        calm.round(plain)
+
+    def act() -> None:
+        job.redis = connect(redis_url)
+        job.reducer, hand = job.new_reducer(), follow(job, "first")
+        for _ in range(5):
+            job.round(hand)
+
+    assert apart(act, "after_commit=kill@5") == -signal.SIGKILL
+    assert not is_stored(job) and len(steps(job)) == 1
+    if is_damaged:  # a valid message of other values in the place of an update
+        first, second = (job.store.keys.update(*one) for one in steps(job)[0].counted[:2])
+        job.redis.copy(first, second, replace=True)
+    succeed(job)
+    state, handler = job.store.read(), job.reducer.handler
+    assert state is not None and handler is not None
+    current = handler.current
+    assert (state.token.incarnation, state.version) == ((2, 3) if is_damaged else (1, 5))
+    assert np.shares_memory(current.model.master, current.model.published.parameters)
     assert job.finish(follow(job, "second")) == calm.finish(plain)
 
 
