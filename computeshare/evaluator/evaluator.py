@@ -40,7 +40,7 @@ from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
 from computeshare.types import Token
 
 if TYPE_CHECKING:
-    from computeshare.evaluator.recipe_runner import RecipeRunner
+    from computeshare.queue.recipe_runner import RecipeRunner
 
 CLAIM_MS = 10_000
 RENEW_S = 2.0
@@ -371,12 +371,13 @@ class Evaluator:
         if self._only:
             return self._only.scorer
         from computeshare.checkpoints.scorers import CheckpointScorer, LocalScorer
+        from computeshare.training.recipe_process.process import RecipeProcess
 
         if job_id not in self._scorers:
             self._give_up_scorers()
             if spec.recipe:
                 assert self.recipes, "others' jobs are not looked at"
-                recipe = self.recipes.scorer(self.redis, job_id, spec)
+                recipe = self.recipes.start(RecipeProcess, self.redis, job_id, spec, spec.scored_part)
                 self._scorers[job_id] = CheckpointScorer(spec, recipe)
             else:
                 self._scorers[job_id] = CheckpointScorer(spec, LocalScorer(spec, self.data_dir, self.bundles))

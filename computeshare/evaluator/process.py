@@ -3,16 +3,16 @@
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import structlog
 import typer
 
 from computeshare.bundles.store import BundleStore
-from computeshare.errors import SettingsError
 from computeshare.evaluator.evaluator import Evaluator
 from computeshare.evaluator.text_server import serve_texts
 from computeshare.protocol.job_log import JobLog
+from computeshare.queue.recipe_runner import runner_of
 from computeshare.runtime.log_lines import Writer
 from computeshare.runtime.processes import (
     configure_logging,
@@ -26,22 +26,7 @@ from computeshare.settings import Settings
 from computeshare.terminal.command import Version, run_command
 from computeshare.transport.connections import connect
 
-if TYPE_CHECKING:
-    from computeshare.evaluator.recipe_runner import RecipeRunner
-
 log = structlog.get_logger()
-
-
-def _recipes(settings: Settings) -> "RecipeRunner | None":
-    """How recipes are run here; None: they are not. Raises SettingsError: nothing here could check their signatures."""
-    if not settings.recipes:
-        return None
-    from computeshare.evaluator.recipe_runner import RecipeRunner
-
-    if not (key := settings.resolve_control_key()):
-        where = settings.control_key_path
-        raise SettingsError(f"no key of the control plane: set COMPUTESHARE_CONTROL_KEY, or let {where} hold it")
-    return RecipeRunner(BundleStore(settings.bundles_dir), key, settings.unconfined, settings.step_limit)
 
 
 def serve(settings: Settings) -> None:
@@ -60,7 +45,7 @@ def serve(settings: Settings) -> None:
         bundles = BundleStore(settings.bundles_dir)
         texts = threading.Thread(target=serve_texts, args=(redis, settings.artifacts_dir, bundles, stop), daemon=True)
         texts.start()
-        Evaluator(redis, settings.artifacts_dir, settings.data_dir, stop, _recipes(settings), bundles).run()
+        Evaluator(redis, settings.artifacts_dir, settings.data_dir, stop, runner_of(settings), bundles).run()
 
 
 def child(values: dict[str, str]) -> None:

@@ -70,6 +70,19 @@ class StagePlan:
             owners.append(self.owners[places[index].name] if places else 0)
         return tuple(owners)
 
+    def check(self, layout: Layout, stages: int) -> None:
+        """Raises ValueError: this is no split into so many stages of a model with this layout."""
+        entries = {one.name: one for one in layout.tensors}
+        names = [name for one in self.stages for name in one.names]
+        if len(self.stages) != stages or len(self.cuts) != stages - 1 or sorted(names) != sorted(entries):
+            raise ValueError(f"the plan has no {stages} stages that own each of the model's tensors once")
+        for number, one in enumerate(self.stages):
+            own = sum(
+                entries[name].stop - entries[name].start for name in one.names if entries[name].kind == "parameter"
+            )
+            if own != one.parameters or any(self.owners.get(name, number) >= number for name in one.borrowed):
+                raise ValueError(f"the plan says of stage {number} what is not so")
+
     def dump(self) -> str:
         """This plan as JSON."""
         return _PLAN.dump_json(self).decode()

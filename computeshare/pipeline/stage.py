@@ -121,8 +121,8 @@ class Stage:
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Take the values of its own and borrowed entries, which are copied."""
-        self.parameters.fill(_joined(weights, self._own["parameter"], np.float32))
-        self._borrowed_parameters.fill(_joined(weights, self._borrowed, np.float32))
+        self.parameters.fill_joined([weights[one.name] for one in self._own["parameter"]])
+        self._borrowed_parameters.fill_joined([weights[one.name] for one in self._borrowed])
         self._loaded = (
             _joined(weights, self._own["buffer"], np.float32),
             _joined(weights, self._own["counter"], np.int64),

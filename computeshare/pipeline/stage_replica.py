@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from computeshare.codecs.base import Codec
 from computeshare.codecs.registry import CODECS, EXACT
@@ -77,12 +77,30 @@ class StageUpdate:
         return self.forward_s + self.backward_s
 
 
+class HeldStages(Protocol):
+    """Consecutive stages of a split model, wherever they compute."""
+
+    @property
+    def room(self) -> Vector | None:
+        """Memory for a version's parameters in the buckets that the stages read, joined, from which `load` needs no
+        copy; None: any memory will do.
+        """
+
+    def load(self, weights: Mapping[str, npt.NDArray[np.generic]]) -> None:
+        """As `StageReplica.load`."""
+
+    def compute(self, unit: int, mailbox: Mailbox, goes_on: Callable[[], bool], take: Take | None) -> list[StageUpdate]:
+        """As `StageReplica.compute`."""
+
+
 class StageReplica:
     """Computes the micro-batches of `plan` on consecutive stages of a split model, with the weights loaded last.
 
     What a unit yields depends on the weights, the unit, the plan of stages and the codec of activations: not on which
     workers hold which stages. Values pass the codec at the border of any two stages, also within a worker.
     """
+
+    room: None = None
 
     def __init__(
         self,
@@ -131,6 +149,11 @@ class StageReplica:
     def names(self) -> tuple[str, ...]:
         """The entries of the layout that `load` takes."""
         return used([self._stage_plan.stages[number] for number in self.held])
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The held stages' parts of the model."""
+        return [part.module for _, parts in self._parts.values() for part in parts.values()]
 
     def load(self, weights: Mapping[str, npt.NDArray[np.generic]]) -> None:
         """Start the following units from these entries of a version, by name; they are copied."""

@@ -14,6 +14,7 @@ from computeshare.errors import DamagedRound, LostClaim
 from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.refusal import Received
 from computeshare.protocol.round_store import RoundState
+from computeshare.queue.recipe_runner import RecipeRunner
 from computeshare.reducer.checkpointer import Checkpointer
 from computeshare.reducer.codec_choice import Decider, Undecided
 from computeshare.reducer.job_setup import set_up
@@ -35,8 +36,11 @@ MOST_FOLDS = 10
 class JobReducer:
     """Turns a job's rounds into versions, from wherever the job stands."""
 
-    def __init__(self, session: ReducerSession, artifacts: Path, bundles: Path) -> None:
-        self.session = session
+    def __init__(
+        self, session: ReducerSession, artifacts: Path, bundles: Path, recipes: RecipeRunner | None = None
+    ) -> None:
+        """`recipes`: None: this process runs none."""
+        self.session, self._recipes = session, recipes
         self.artifacts, self.bundles = Artifacts(artifacts, session.job_id), BundleStore(bundles)
         self.checkpoints = Checkpointer(session, self.artifacts)
         self.handler: RoundHandler | None = None
@@ -112,7 +116,7 @@ class JobReducer:
 
     def _set_up(self) -> RoundHandler | None:
         """Build the job's context and its round handler; None if the job is gone. Raises Undecided."""
-        job = set_up(self.session, self.artifacts, self.bundles, self._decider, self._helper)
+        job = set_up(self.session, self.artifacts, self.bundles, self._decider, self._helper, self._recipes)
         self.handler = RoundHandler(job, self.session, self.artifacts, self.checkpoints, self._helper) if job else None
         return self.handler
 

@@ -11,11 +11,13 @@ from computeshare.checkpoints.retention import Retention
 from computeshare.checkpoints.store import Artifacts
 from computeshare.codecs.messages import is_news, update_parts
 from computeshare.codecs.registry import CODECS
-from computeshare.errors import ArtifactError
+from computeshare.errors import ArtifactError, SpecError
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.spec import JobSpec
+from computeshare.pipeline.partition import StagePlan
 from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.terms import Terms
+from computeshare.queue.recipe_runner import RecipeRunner
 from computeshare.reducer.codec_choice import Decider
 from computeshare.reducer.gather import Gatherer
 from computeshare.reducer.recovery import Recovery
@@ -84,21 +86,18 @@ def _frozen(initial: "InitialState", artifacts: Artifacts) -> str:
     return initial.frozen
 
 
-def _cut(session: ReducerSession, spec: JobSpec, layout: Layout) -> Layout:
+def _cut(session: ReducerSession, spec: JobSpec, layout: Layout, recipes: RecipeRunner | None) -> Layout:
     """The layout with the cuts between stages, which are decided and told to the workers, unless they have been.
 
-    Raises SpecError: the model cannot be split so.
+    Raises: as `_split`.
     """
     from computeshare.pipeline.chains.stage_needs import check_mail
-    from computeshare.pipeline.partition import StagePlan
-    from computeshare.pipeline.splitter import split
-    from computeshare.tasks.registry import task_of
 
     staging = spec.strategy.staging
     assert staging, "the strategy splits the model"
     text = session.stages()
     if text is None:
-        plan = split(task_of(spec), staging, spec.plan)
+        plan = _split(session, spec, recipes)
         check_mail(plan, staging, spec.plan)
         text = session.fix_stages(plan.dump())
         about = [{"layers": one.layers, "parameters": one.parameters, "cost": one.cost} for one in plan.stages]
@@ -106,14 +105,43 @@ def _cut(session: ReducerSession, spec: JobSpec, layout: Layout) -> Layout:
     return replace(layout, cuts=StagePlan.parse(text).cuts_of(layout))
 
 
+def _split(session: ReducerSession, spec: JobSpec, recipes: RecipeRunner | None) -> StagePlan:
+    """How the model is split; a recipe's by its own code, confined.
+
+    Raises: SpecError: the model cannot be split so, or this reducer may not run recipes; RecipeError, BundleError,
+        Unconfined.
+    """
+    from computeshare.pipeline.splitter import split
+    from computeshare.tasks.registry import task_of
+
+    if spec.recipe is None:
+        assert spec.strategy.staging
+        return split(task_of(spec), spec.strategy.staging, spec.plan)
+    if recipes is None:
+        raise SpecError(
+            "the recipe's model is split by its own code, which this reducer may not run: start it with --recipes, or "
+            "choose another strategy"
+        )
+    from computeshare.pipeline.recipes.process import StageProcess
+
+    with contextlib.closing(recipes.start(StageProcess, session.redis, session.job_id, spec, "train")) as process:
+        return process.split()
+
+
 def set_up(
-    session: ReducerSession, artifacts: Artifacts, bundles: BundleStore, decider: Decider, helper: Executor
+    session: ReducerSession,
+    artifacts: Artifacts,
+    bundles: BundleStore,
+    decider: Decider,
+    helper: Executor,
+    recipes: RecipeRunner | None = None,
 ) -> JobContext | None:
     """Build a job's context from its specification; None if the job is gone.
 
     Args:
         bundles: with the initial state of a recipe's job.
         helper: reads updates ahead.
+        recipes: None: this process runs none.
     Raises: Undecided: the codecs are still being chosen; ValidationError: the specification is not one.
     """
     raw = session.spec()
@@ -127,7 +155,7 @@ def set_up(
     from computeshare.training.server_step import ServerStep
 
     initial = initial_state_of(spec, bundles)
-    layout = _cut(session, spec, initial.layout) if spec.strategy.staging else initial.layout
+    layout = _cut(session, spec, initial.layout, recipes) if spec.strategy.staging else initial.layout
     gatherer = Gatherer(session, CODECS[spec.codecs.up], layout, spec.plan, helper, spec.sharers)
     server_step = ServerStep(spec, layout)
     return JobContext(

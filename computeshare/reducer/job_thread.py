@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 from computeshare.errors import ComputeShareError, LostClaim
 from computeshare.protocol.keys import GIVEN_UP
 from computeshare.protocol.reducer_session import ReducerSession
+from computeshare.queue.recipe_runner import RecipeRunner
 from computeshare.reducer.job_reducer import JobReducer
 from computeshare.reducer.round_handler import ROUND_POLL_S
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
@@ -27,9 +28,16 @@ class JobThread:
     It ends when the job needs no reducer any more, when the claim is lost, or when `stop` is set.
     """
 
-    def __init__(self, session: ReducerSession, artifacts: Path, bundles: Path, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        session: ReducerSession,
+        artifacts: Path,
+        bundles: Path,
+        stop: threading.Event,
+        recipes: RecipeRunner | None = None,
+    ) -> None:
         self.session, self.stop = session, stop
-        self.job = JobReducer(session, artifacts, bundles)
+        self.job = JobReducer(session, artifacts, bundles, recipes)
         self.holds_claim = True
         """Whether the process renews the claim."""
         self._remarks = Seldom(REMARK_EVERY_S)

@@ -27,6 +27,7 @@ from computeshare.protocol.job_log import JobLog
 from computeshare.protocol.keys import GIVEN_UP, JobKeys
 from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import published_jobs
+from computeshare.queue.recipe_runner import RecipeRunner, runner_of
 from computeshare.reducer.job_thread import OUTAGE_S, JobThread, tell_outage
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom, Writer
 from computeshare.runtime.processes import (
@@ -58,8 +59,16 @@ log = structlog.get_logger()
 class Reducer:
     """Claims the jobs that have no reducer and renews the claims; each job is served by a thread of its own."""
 
-    def __init__(self, redis: Redis, artifacts: Path, bundles: Path, stop: threading.Event) -> None:
-        self.redis, self.artifacts, self.bundles, self.stop = redis, artifacts, bundles, stop
+    def __init__(
+        self,
+        redis: Redis,
+        artifacts: Path,
+        bundles: Path,
+        stop: threading.Event,
+        recipes: RecipeRunner | None = None,
+    ) -> None:
+        """`recipes`: None: models of recipes are split by other reducers."""
+        self.redis, self.artifacts, self.bundles, self.stop, self.recipes = redis, artifacts, bundles, stop, recipes
         self.id = uuid.uuid4().hex[:12]
         self.jobs: dict[str, JobThread] = {}
         self._near: Redis | None = None
@@ -115,7 +124,7 @@ class Reducer:
         elif session.claim(hostname(), os.getpid(), CLAIM_MS):
             self._asleep.pop(job_id, None)
             log.info("claimed", job=job_id, fence=session.fence)
-            thread = JobThread(session, self.artifacts, self.bundles, self.stop)
+            thread = JobThread(session, self.artifacts, self.bundles, self.stop, self.recipes)
             self.jobs[job_id] = thread
             thread.start()
 
@@ -195,7 +204,7 @@ def serve(settings: Settings) -> None:
         warm()
         spare_the_collector()
         log.info("reducer ready", pid=os.getpid())
-        reducer = Reducer(redis, settings.artifacts_dir, settings.bundles_dir, stop)
+        reducer = Reducer(redis, settings.artifacts_dir, settings.bundles_dir, stop, runner_of(settings))
         end_soon_after(stop, reducer.is_saving)
         reducer.run()
 
@@ -210,10 +219,14 @@ def child(values: dict[str, str]) -> None:
 def command(
     redis_url: Annotated[str | None, typer.Option(help="Broker; default: the one of `computeshare up` here.")] = None,
     home: Annotated[Path | None, typer.Option(help="Folder of checkpoints and run.json.")] = None,
+    recipes: Annotated[
+        bool | None,
+        typer.Option("--recipes", help="Also split recipes' models into stages: their code then runs here."),
+    ] = None,
     version: Version = False,
 ) -> None:
     """Average the updates of every job that has no other reducer, and commit versions."""
-    serve(Settings.given(redis_url=redis_url, home=home))
+    serve(Settings.given(redis_url=redis_url, home=home, recipes=recipes))
 
 
 def main() -> None:

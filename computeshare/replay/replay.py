@@ -145,21 +145,28 @@ class RecipeSource:
 
     def open(self, client: Client, spec: JobSpec, device: "torch.device", threads: int) -> "Computation":
         """Start the recipe's process. Raises SpecError, RecipeError, BundleError, Unconfined."""
+        from computeshare.pipeline.recipes.process import StageProcess
         from computeshare.training.recipe_process.process import ProcessLimits, RecipeFiles, RecipeProcess
 
         found = job_recipe(client, self.store, spec, self.chosen)
         data = download(client.bundles, spec.data.bundle, self.store) if spec.data else None
         files = RecipeFiles(found.bundle, found.state, data)
-        limits = ProcessLimits(unconfined=self.unconfined)
+        limits, kind = (
+            ProcessLimits(unconfined=self.unconfined),
+            StageProcess if spec.strategy.staging else RecipeProcess,
+        )
         try:
-            process = RecipeProcess(spec.model_copy(update={"threads": threads}), files, str(device), limits)
+            process = kind(spec.model_copy(update={"threads": threads}), files, str(device), limits)
         except Unconfined as error:
             raise Unconfined(
                 f"Nothing can confine the recipe here. {error} Or add --unconfined to run it nevertheless, if you know "
                 "who wrote it."
             ) from error
         try:
-            return process.open()
+            process.open()
+            if isinstance(process, StageProcess):
+                process.cut(process.split())
+            return process
         except BaseException:
             process.close()
             raise

@@ -25,11 +25,6 @@ class PipelineStrategy(Strategy):
     suits: ClassVar[str] = "a model that no worker can hold"
     per_unit: ClassVar[str] = "a worker per stage"
     unfit: ClassVar[Mapping[str, tuple[Any, str]]] = {
-        "recipe": (
-            None,
-            "a recipe's model stays whole, in a confined process: choose a built-in model or another strategy, or "
-            "split yours in a script of your own (computeshare.torch.stages)",
-        ),
         "precision": ("float32", "stages compute in float32: leave precision out"),
         "compile": (False, "stages are not compiled: leave compile out"),
         "channels_last": (False, "stages keep torch's default order: leave channels_last out"),

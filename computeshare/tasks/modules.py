@@ -42,6 +42,13 @@ class ParametersOnMeta(TorchFunctionMode):
         return function(*args, **options)
 
 
+def lacks_values(module: nn.Module) -> bool:
+    """Whether a tensor of the module's is on the meta device though no version has its values."""
+    state = {id(tensor) for tensor in module.state_dict(keep_vars=True).values()}
+    own = (value for one in module.modules() for value in vars(one).values() if isinstance(value, torch.Tensor))
+    return any(tensor.is_meta and id(tensor) not in state for tensor in (*module.buffers(), *own))
+
+
 ALIGNMENT = 64
 """Bytes, of which the addresses of torch's own tensors are multiples."""
 

@@ -217,6 +217,15 @@ class FlatTensors:
         """Set all tensors from a vector, which is copied, unless it is their own."""
         if vector is not self._vector:
             np.copyto(self._vector, vector)
+        self._upload()
+
+    def fill_joined(self, parts: Sequence[npt.NDArray[Any]]) -> None:
+        """Set all tensors from arrays, which are copied one after another."""
+        if parts:
+            np.concatenate([np.ravel(part) for part in parts], out=self._vector)
+        self._upload()
+
+    def _upload(self) -> None:
         if self._apart:
             parts = torch.split(self._host.to(self._device), self._sizes)
             torch._foreach_copy_(self._apart, [p.view_as(t) for p, t in zip(parts, self._apart, strict=True)])

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -54,34 +55,40 @@ class TrialBatch:
 
 Compute = Callable[[], Vector]
 """Computes the gradient (d,) of one batch."""
-Make = Callable[[TaskInstance, torch.device, TrialBatch], Compute]
+Make = Callable[[torch.device, TrialBatch], Compute]
 """Builds a `Compute` on a device."""
 CPU = torch.device("cpu")
 
 
-def run(subject: TaskInstance, device: torch.device, make: Make | None = None) -> SelfTestResult:
-    """Test a device with a model.
+def run(subject: TaskInstance, device: torch.device) -> SelfTestResult:
+    """Test a device with a model, as a worker computes it."""
+    return check(subject.task.name, subject.layout, device, partial(gradient_of, subject))
+
+
+def check(name: str, layout: Layout, device: torch.device, make: Make) -> SelfTestResult:
+    """Test a device with the gradients (d,) of `SAMPLES` samples that `make` builds.
 
     Args:
-        make: builds the computation; by default a worker's.
+        name: of what is computed, for people.
+        layout: of its parameters.
     """
-    started, make = time.perf_counter(), make or gradient_of
-    with _in_float32(), _saved(subject) as sizes:
-        compute = make(subject, CPU, TrialBatch())
+    started = time.perf_counter()
+    with _in_float32(), _saved(layout) as sizes:
+        compute = make(CPU, TrialBatch())
         reference = compute()
         saved_bytes = sum(sizes) // SAMPLES
         if device.type == "cpu":
-            error, trouble = repeated(compute, reference, subject.layout)
+            error, trouble = repeated(compute, reference, layout)
         else:
             del compute
-            error, trouble = compare_gradients(subject, device, reference, make)
-    told = f"its {devices.describe(device)} computes {subject.task.name} wrongly: {trouble}" if trouble else ""
+            error, trouble = compare_gradients(layout, device, reference, make)
+    told = f"its {devices.describe(device)} computes {name} wrongly: {trouble}" if trouble else ""
     return SelfTestResult(error, time.perf_counter() - started, saved_bytes, told)
 
 
 def saved_bytes_in_bfloat16(subject: TaskInstance) -> int:
     """The bytes per sample that the forward pass saves for the backward pass under bfloat16 autocast."""
-    with _saved(subject) as sizes:
+    with _saved(subject.layout) as sizes:
         gradient_of(subject, CPU, TrialBatch(), Execution("bfloat16"))()
     return sum(sizes) // SAMPLES
 
@@ -96,10 +103,15 @@ def gradient_of(
         _nudge(module, samples, np.random.Generator(np.random.PCG64([batch.number, batch.nudge])))
     instance = TaskInstance(task, module, subject.layout, _Fixed(samples))
     replica = Replica(instance, Plan(0, SAMPLES, SAMPLES, 1), device, execution=execution)
-    for layer in module.modules():
-        if type(layer).__name__.startswith(_RANDOM_LAYERS):  # devices draw different numbers
-            layer.eval()
+    still(module)
     return lambda: replica.compute(0).vector
+
+
+def still(module: nn.Module) -> None:
+    """Switch a module's random layers off: devices draw different numbers."""
+    for layer in module.modules():
+        if type(layer).__name__.startswith(_RANDOM_LAYERS):
+            layer.eval()
 
 
 def repeated(compute: Compute, first: Vector, layout: Layout) -> tuple[float, str]:
@@ -114,7 +126,7 @@ def repeated(compute: Compute, first: Vector, layout: Layout) -> tuple[float, st
     return 0.0, ""
 
 
-def compare_gradients(subject: TaskInstance, device: torch.device, reference: Vector, make: Make) -> tuple[float, str]:
+def compare_gradients(layout: Layout, device: torch.device, reference: Vector, make: Make) -> tuple[float, str]:
     """Compare a device's gradients with the CPU's. Returns the distance and the fault, empty if none.
 
     Args:
@@ -123,11 +135,11 @@ def compare_gradients(subject: TaskInstance, device: torch.device, reference: Ve
     found = []
     for number in range(BATCHES):
         if number:
-            reference = make(subject, CPU, TrialBatch(number))()
-        error, trouble = agreement(make(subject, device, TrialBatch(number)), reference, subject.layout)
+            reference = make(CPU, TrialBatch(number))()
+        error, trouble = agreement(make(device, TrialBatch(number)), reference, layout)
         if not trouble:
             return error, ""
-        rounding = max(_rounding(subject, TrialBatch(number, nudge), reference, make) for nudge in range(1, NUDGES + 1))
+        rounding = max(_rounding(layout, TrialBatch(number, nudge), reference, make) for nudge in range(1, NUDGES + 1))
         if rounding <= TOLERANCE / 4 or not math.isfinite(error):
             return error, trouble
         found.append((error / rounding, error, trouble))
@@ -135,9 +147,9 @@ def compare_gradients(subject: TaskInstance, device: torch.device, reference: Ve
     return (error, "") if ratio <= 4 else (error, trouble)
 
 
-def _rounding(subject: TaskInstance, batch: TrialBatch, reference: Vector, make: Make) -> float:
+def _rounding(layout: Layout, batch: TrialBatch, reference: Vector, make: Make) -> float:
     """Distance of the CPU's gradient from `reference` if noise the size of rounding is added to the inputs."""
-    return distance(make(subject, CPU, batch)(), reference, subject.layout)[0]
+    return distance(make(CPU, batch)(), reference, layout)[0]
 
 
 def agreement(compute: Compute, reference: Vector, layout: Layout) -> tuple[float, str]:
@@ -206,13 +218,13 @@ def _in_float32() -> Iterator[None]:
 
 
 @contextmanager
-def _saved(subject: TaskInstance) -> Iterator[list[int]]:
+def _saved(layout: Layout) -> Iterator[list[int]]:
     """Collect the sizes in bytes of tensors that forward passes in the block save for the backward pass, except
     parameters and their casts, which are there once, whatever the samples.
     """
     sizes: list[int] = []
     seen: set[int] = set()
-    model = 4 * subject.layout.parameters
+    model = 4 * layout.parameters
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()

@@ -342,7 +342,7 @@ class Stack:
             start = partial(self._spawn, worker + name, environment, "worker")
             children.append(Child("worker", start, may_leave=True))
         for _ in range(REDUCERS):
-            forked = partial(Forked, reducer.child, environment, self._log("reducer"))
+            forked = partial(Forked, reducer.child, running, self._log("reducer"))
             children.append(Child("reducer", forked, longest_pause_s=REDUCER_PAUSE_S))
         if self.settings.evaluator:
             children.append(Child("evaluator", lambda: Forked(evaluator.child, running, self._log("evaluator"))))

@@ -99,9 +99,19 @@ class StageVersions:
 
     news: None = None
 
-    def __init__(self, redis: Redis, session: WorkerSession, codec: Codec, parts: StageParts, wires: Wires) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        session: WorkerSession,
+        codec: Codec,
+        parts: StageParts,
+        wires: Wires,
+        room: Vector | None = None,
+    ) -> None:
+        """`room`: memory for the parameters in the buckets that `parts` reads, joined; None: they get their own."""
         self._channel, self._session, self._codec, self._parts = Channel(redis, wires), session, codec, parts
-        self._vector = np.empty(sum(parts.layout.bucket_sizes[bucket] for bucket in parts.read), np.float32)
+        size = sum(parts.layout.bucket_sizes[bucket] for bucket in parts.read)
+        self._vector = np.empty(size, np.float32) if room is None else room
         self.bytes, self.token = 0, ""
         """Bytes received; the token of the version read last."""
         self._weights: Weights | None = None

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from computeshare.pipeline.frames import Value, tensors_of
 from computeshare.pipeline.graph.module_tensors import named_tensors, stand_ins
@@ -84,6 +83,8 @@ class _Interpreter(fx.Interpreter):
         self.work: dict[fx.Node, float] = {}
         self.bytes: dict[fx.Node, int] = {}
         self.changes: list[tuple[fx.Node, fx.Node]] = []
+        from torch.utils.flop_counter import FlopCounterMode  # it imports Triton, which seats do not need
+
         self._counter = FlopCounterMode(display=False)
         self._versions: dict[fx.Node, list[tuple[Tensor, int]]] = {}
 

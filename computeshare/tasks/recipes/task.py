@@ -1,5 +1,6 @@
 """A recipe as a task."""
 
+import contextlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -79,13 +80,17 @@ class RecipeTask(Task):
         return self.functions.loss is None and self.functions.metrics is None
 
     def module(self, seed: int) -> nn.Module:
+        module = self._built(seed)
+        if self.state:
+            state_files.load_frozen(module, self.state)
+        return module
+
+    def _built(self, seed: int) -> nn.Module:
         self.functions.check(self.arguments)
         with _drawn_from(seed):
             module = self.functions.call("model", **self.functions.taken("model", self.arguments))
         if not isinstance(module, nn.Module):
             raise RecipeError(f"model() returned a {type(module).__name__}: return a torch.nn.Module")
-        if self.state:
-            state_files.load_frozen(module, self.state)
         return module
 
     def load_pretrained(self, module: nn.Module, seed: int) -> None:
@@ -99,7 +104,11 @@ class RecipeTask(Task):
             raise RecipeError("pretrained() changed which parameters are trained, or their shapes: do that in model()")
 
     def outline(self) -> nn.Module:
-        return self.module(0)  # a user's code need not work on the meta device
+        with contextlib.suppress(RecipeError), modules.ParametersOnMeta():  # a user's code need not work so
+            module = self._built(0)
+            if not modules.lacks_values(module):
+                return module
+        return self.module(0)
 
     def prepare(self, data_dir: Path) -> None:
         """Do nothing: the recipe reads its data itself."""

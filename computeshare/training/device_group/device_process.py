@@ -74,7 +74,8 @@ class DeviceProcess:
 
     def replica(self, spec: JobSpec) -> RecipeReplica:
         built, _ = self._connection.ask(messages.Build(spec=spec.model_dump_json()), messages.Built)
-        return RecipeReplica(self._connection, self._shared, self._layout, spec.plan, built, self.memory.hear_peak)
+        about = self._connection, self._shared, self._layout
+        return RecipeReplica(*about, lambda unit: len(spec.plan.micro_batches(unit)), built, self.memory.hear_peak)
 
     def close(self) -> None:
         """End the process."""

@@ -7,12 +7,24 @@ from typing import Protocol, TypeVar
 
 from computeshare.errors import ComputeShareError, RecipeError, RecipeUnfit
 from computeshare.training.recipe_process.channel import Closed, SocketChannel
-from computeshare.training.recipe_process.messages import MOST_HEAD, Bucket, Done, Failed, Head, Step, reply_in
+from computeshare.training.recipe_process.messages import (
+    MOST_HEAD,
+    Bucket,
+    Done,
+    Failed,
+    Head,
+    Posted,
+    Step,
+    Wanted,
+    reply_in,
+)
 from computeshare.types import Blob
 
 STEP_LIMIT_S = 600.0
 """The longest time that a recipe's process may take for a step."""
 Answer = TypeVar("Answer", bound=Head)
+Mail = Callable[[Posted | Wanted, bytes], tuple[Head, Sequence[Blob]] | None]
+"""Is given a message to another stage, or a request for one, and returns what the process is to be sent in return."""
 
 
 class Ending(Protocol):
@@ -49,6 +61,7 @@ class ProcessConnection:
         steps: int = 1,
         tick: Callable[[], object] = lambda: None,
         take: Callable[[int], None] | None = None,
+        mail: Mail | None = None,
         limit_s: float = 0.0,
     ) -> tuple[Answer, bytes]:
         """Send a request, and return the answer with its body.
@@ -58,6 +71,7 @@ class ProcessConnection:
             steps: how many steps it may take: each may last for the limit.
             tick: called while there is no answer.
             take: called with the number of each bucket that is ready; None: there are none.
+            mail: called with each message between stages; None: there are none.
             limit_s: the limit for this request; 0: the connection's.
         Raises: RecipeError: the recipe's code failed, the process ended, took too long, or answered wrongly; further
             ComputeShareErrors of the process.
@@ -69,7 +83,7 @@ class ProcessConnection:
                 self._owed -= 1
         except ComputeShareError as error:  # the answer to this request will not be read
             raise self._broken(error) from error
-        return self._answer(wanted, most_body, steps, tick, take, limit_s)
+        return self._answer(wanted, most_body, steps, tick, take, mail, limit_s)
 
     def _answer(
         self,
@@ -78,6 +92,7 @@ class ProcessConnection:
         steps: int = 1,
         tick: Callable[[], object] = lambda: None,
         take: Callable[[int], None] | None = None,
+        mail: Mail | None = None,
         limit_s: float = 0.0,
     ) -> tuple[Answer, bytes]:
         done = 0
@@ -87,7 +102,13 @@ class ProcessConnection:
                 case Step(number=number) if done < number < steps:
                     done = number
                 case Bucket(number=number) if take:
-                    self._take(take, number)
+                    with self._passing_on():
+                        take(number)
+                case Posted() | Wanted() if mail:
+                    with self._passing_on():
+                        found = mail(reply, body)
+                    if found:
+                        self._send(*found, tick)
                 case Failed():
                     raise reply.error
                 case _ if isinstance(reply, wanted):
@@ -96,10 +117,11 @@ class ProcessConnection:
                     name = type(reply).__name__.lower()
                     raise self._broken(RecipeError(f"the recipe's process answered {name!r} out of turn: it is broken"))
 
-    def _take(self, take: Callable[[int], None], number: int) -> None:
-        """Pass a bucket on; if that fails, the rest of the answer would be taken for the next one's."""
+    @contextmanager
+    def _passing_on(self) -> Iterator[None]:
+        """Pass a part of an answer on within the block; if that fails, the rest would be taken for the next one's."""
         try:
-            take(number)
+            yield
         except BaseException as error:
             self._broken(error)
             raise

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from computeshare.errors import (
     ArtifactError,
+    CodecError,
     ComputeShareError,
     Interrupted,
     RecipeError,
@@ -21,10 +22,14 @@ from computeshare.types import Precision, plain
 
 MOST_HEAD, MOST_REQUEST = 1 << 20, 64 << 20
 MOST_MESSAGE = 2000
-_KINDS = {one.__name__: one for one in (ArtifactError, Interrupted, RecipeError, RecipeUnfit, SettingsError)}
+_KEPT = ArtifactError, CodecError, Interrupted, RecipeError, RecipeUnfit, SettingsError
+_KINDS = {one.__name__: one for one in _KEPT}
 """The errors that keep their kind between the processes; others are the recipe's."""
 Bytes = Annotated[int, Field(ge=0, le=2**53)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Text = Annotated[str, Field(max_length=200)]
+TAG = r"^[fbt][0-9]{1,4}(\.[0-9]{1,9})?$"
+"""The tags of messages between stages."""
 
 
 class Head(BaseModel):
@@ -128,8 +133,77 @@ class Score(Head):
     batch: int
 
 
+class Split(Head):
+    """Split the model into stages."""
+
+    do: Literal["split"] = "split"
+
+
+class HoldStages(Head):
+    """Hold a run of stages of the split model, from `first` to before `stop`, in place of another run."""
+
+    do: Literal["hold_stages"] = "hold_stages"
+    stages: str
+    """The split, as by `StagePlan.dump`."""
+    first: int
+    stop: int
+
+
+class TestStages(Head):
+    """Test the device with the stages that take no more than `room_bytes`."""
+
+    do: Literal["test_stages"] = "test_stages"
+    stages: str
+    room_bytes: int
+
+
+class RateStage(Head):
+    """Measure how fast a stage computes; the stages that are held are given up."""
+
+    do: Literal["rate_stage"] = "rate_stage"
+    stages: str
+    number: int
+
+
+class ComputeStages(Head):
+    """Compute the held stages of a unit."""
+
+    do: Literal["compute_stages"] = "compute_stages"
+    unit: int
+
+
+class Delivered(Head):
+    """The message from another stage that was wanted is in the body."""
+
+    do: Literal["delivered"] = "delivered"
+
+
+class CalledOff(Head):
+    """The message that was wanted will not come."""
+
+    do: Literal["called_off"] = "called_off"
+
+
 Request = Annotated[
-    Open | Test | MeasureSaved | Try | Walk | Build | Load | Prefetch | Compute | Dump | Restore | Score,
+    Open
+    | Test
+    | MeasureSaved
+    | Try
+    | Walk
+    | Build
+    | Load
+    | Prefetch
+    | Compute
+    | Dump
+    | Restore
+    | Score
+    | Split
+    | HoldStages
+    | TestStages
+    | RateStage
+    | ComputeStages
+    | Delivered
+    | CalledOff,
     Field(discriminator="do"),
 ]
 _REQUEST: TypeAdapter[Any] = TypeAdapter(Request)
@@ -225,6 +299,54 @@ class Scored(Head):
     classes: ClassCounts | None
 
 
+class SplitUp(Head):
+    """The model is split; the body says how, as `StagePlan.dump`."""
+
+    say: Literal["split_up"] = "split_up"
+
+
+class Rated(Head):
+    """The work per second of a stage; 0: it could not be measured."""
+
+    say: Literal["rated"] = "rated"
+    rate: float = Field(ge=0, le=1e30)
+
+
+class Posted(Head):
+    """A message to a stage that another worker holds is in the body."""
+
+    say: Literal["posted"] = "posted"
+    stage: int
+    tag: str = Field(pattern=TAG)
+
+
+class Wanted(Head):
+    """A message to a held stage is waited for."""
+
+    say: Literal["wanted"] = "wanted"
+    stage: int
+    tag: str = Field(pattern=TAG)
+
+
+class StageComputed(Head):
+    """A held stage's result, as `StageUpdate`."""
+
+    stage: int
+    loss: float | None
+    forward_s: Seconds
+    backward_s: Seconds
+    most_in_flight: Bytes
+    sent_bytes: Bytes
+
+
+class StagesComputed(Head):
+    """The held stages of a unit are computed, and their buffers are in shared memory."""
+
+    say: Literal["stages_computed"] = "stages_computed"
+    stages: tuple[StageComputed, ...] = Field(max_length=1000)
+    peak_bytes: Bytes
+
+
 class Failed(Head):
     """It failed."""
 
@@ -242,7 +364,22 @@ class Failed(Head):
 
 
 Reply = Annotated[
-    Opened | Tested | Number | Built | Done | Step | Bucket | Computed | State | Scored | Failed,
+    Opened
+    | Tested
+    | Number
+    | Built
+    | Done
+    | Step
+    | Bucket
+    | Computed
+    | State
+    | Scored
+    | SplitUp
+    | Rated
+    | Posted
+    | Wanted
+    | StagesComputed
+    | Failed,
     Field(discriminator="say"),
 ]
 _REPLY: TypeAdapter[Any] = TypeAdapter(Reply)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import psutil
 import structlog
@@ -21,6 +21,7 @@ from computeshare.confinement.methods import method
 from computeshare.confinement.process import start
 from computeshare.confinement.watch import Watch, watch
 from computeshare.errors import RecipeError, RecipeUnfit
+from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.recipes import RecipeTask
 from computeshare.runtime.log_lines import Budget
@@ -28,7 +29,7 @@ from computeshare.tasks.recipes import packages
 from computeshare.tasks.recipes.bundle import Bundle
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.training import devices
-from computeshare.training.memory import machine_bytes, peak_resident_bytes, resident_bytes
+from computeshare.training.memory import machine_bytes, private_bytes
 from computeshare.training.recipe_process import messages
 from computeshare.training.recipe_process.channel import SocketChannel
 from computeshare.training.recipe_process.connection import STEP_LIMIT_S, ProcessConnection
@@ -47,7 +48,6 @@ END_S = 5.0
 """How long a process may take to end once nothing is asked of it any more."""
 MOST_LINES_PER_S, MOST_LINES_AT_ONCE, LONGEST_LINE = 2.0, 50, 500
 """Limits on the log of the lines that a recipe prints; a line longer than `LONGEST_LINE` bytes is split."""
-_SERVER = "computeshare.training.recipe_process.server"
 _PREFIX = "recipe-process-"
 log = structlog.get_logger()
 
@@ -84,6 +84,9 @@ class RecipeProcess:
 
     It ends with the thread that opened it. Raises RecipeError from every method once the process has failed.
     """
+
+    SERVER: ClassVar[str] = "computeshare.training.recipe_process.server"
+    """The module that answers in the process."""
 
     def __init__(
         self, spec: JobSpec, files: RecipeFiles, device: str | None = None, limits: ProcessLimits = ProcessLimits()
@@ -127,7 +130,7 @@ class RecipeProcess:
         memory_bytes = self._limits.memory_bytes or int(MEMORY_SHARE * machine_bytes())
         try:
             process = start(
-                [sys.executable, "-m", _SERVER, str(theirs.fileno()), str(descriptor)],
+                [sys.executable, "-m", self.SERVER, str(theirs.fileno()), str(descriptor)],
                 scratch=own,
                 readable=[path for path in (self._recipe, files.initial, files.data, package) if path],
                 environment={"PYTHONPATH": str(package)} if package else {},
@@ -175,7 +178,7 @@ class RecipeProcess:
     def memory(self) -> "ProcessMemory":
         return self._memory
 
-    def open(self, part: Part = "train") -> "RecipeProcess":
+    def open(self, part: Part = "train") -> Self:
         """Import the recipe, build its module and open a part of its data.
 
         Raises: RecipeError: that fails, or gives something else than where the job was created; SettingsError: there is
@@ -188,7 +191,10 @@ class RecipeProcess:
         return self
 
     def test(self) -> SelfTestResult:
-        told, _ = self._connection.ask(messages.Test(), messages.Tested)
+        return self._tested(messages.Test())
+
+    def _tested(self, request: messages.Head) -> SelfTestResult:
+        told, _ = self._connection.ask(request, messages.Tested)
         self._memory.hear(told.memory)
         return SelfTestResult(told.error, told.seconds, told.saved_bytes, plain(told.trouble))
 
@@ -206,7 +212,12 @@ class RecipeProcess:
 
     def replica(self, spec: JobSpec) -> RecipeReplica:
         built, _ = self._connection.ask(messages.Build(spec=spec.model_dump_json()), messages.Built)
-        return RecipeReplica(self._connection, self._shared, self._layout, spec.plan, built, self._memory.hear_peak)
+        about = self._connection, self._shared, self._layout
+        return RecipeReplica(*about, lambda unit: self._steps(spec.plan, unit), built, self._memory.hear_peak)
+
+    def _steps(self, plan: Plan, unit: int) -> int:
+        """The most steps that a unit takes."""
+        return len(plan.micro_batches(unit))
 
     def score(self, part: Part, weights: Weights, batch: int) -> "SplitScore":
         """As `Scorer.score`."""
@@ -230,11 +241,16 @@ class RecipeProcess:
 
 
 class ProcessMemory:
-    """The memory of a recipe's process and of this one, which computes nothing itself; a `MemoryMeter`."""
+    """The memory of a recipe's process and of this one, which computes nothing itself; a `MemoryMeter`.
+
+    What both have mapped, vectors and libraries, is the recipe's process's alone. This one's peak is the most that was
+    found whenever somebody looked.
+    """
 
     def __init__(self, opened: messages.Opened) -> None:
         self._told, self._is_cpu = opened.memory, opened.device_type == "cpu"
         self.device_type: str = opened.device_type
+        self._own_peak = 0
 
     def hear(self, told: messages.Memory) -> None:
         """Record what the process has told of its memory."""
@@ -243,12 +259,19 @@ class ProcessMemory:
     def hear_peak(self, peak_bytes: int) -> None:
         """Record the process's peak."""
         self._told = self._told.model_copy(update={"peak": peak_bytes})
+        self._own_bytes()
 
     def resident_bytes(self) -> int:
-        return self._told.resident + (resident_bytes() if self._is_cpu else 0)
+        return self._told.resident + self._own_bytes()
 
     def peak_bytes(self) -> int:
-        return self._told.peak + (peak_resident_bytes() if self._is_cpu else 0)
+        self._own_bytes()
+        return self._told.peak + self._own_peak
+
+    def _own_bytes(self) -> int:
+        own = private_bytes() if self._is_cpu else 0
+        self._own_peak = max(self._own_peak, own)
+        return own
 
     def room_bytes(self) -> int:
         return self._told.room

@@ -1,11 +1,10 @@
 """A replica whose model is in a recipe's process."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from computeshare.errors import Interrupted, RecipeError
-from computeshare.jobspec.sampling_plan import Plan
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.training.recipe_process import messages
 from computeshare.training.recipe_process.connection import ProcessConnection
@@ -25,12 +24,16 @@ class RecipeReplica:
         connection: ProcessConnection,
         shared: SharedVectors,
         layout: Layout,
-        plan: Plan,
+        steps: Callable[[int], int],
         built: messages.Built,
         measured: Callable[[int], None],
     ) -> None:
-        """`measured`: is given the process's peak memory after each unit."""
-        self._connection, self._shared, self._layout, self._plan = connection, shared, layout, plan
+        """
+        Args:
+            steps: the most steps that a unit takes.
+            measured: is given the process's peak memory after each unit.
+        """
+        self._connection, self._shared, self._layout, self._steps = connection, shared, layout, steps
         self._kept, self._measured = built.is_kept, measured
         self.compilation = Compilation(built.compiler, built.trouble)
 
@@ -64,9 +67,10 @@ class RecipeReplica:
         def look() -> None:
             shared.is_called_off = not goes_on()
 
-        buckets = _Buckets(self._layout, shared, take) if take else None
+        where = dict(enumerate(self._layout.buckets))
+        buckets = SharedBuckets(where, shared, take) if take else None
         request = messages.Compute(unit=unit, by_bucket=take is not None)
-        steps = len(self._plan.micro_batches(unit))
+        steps = self._steps(unit)
         told, _ = self._connection.ask(
             request, messages.Computed, steps=steps, tick=look, take=buckets.taken if buckets else None
         )
@@ -96,12 +100,13 @@ def walk(
     return Update(shared.update.copy(), shared.new_buffers.copy(), told.loss)
 
 
-class _Buckets:
+class SharedBuckets:
     """Passes on buckets from shared memory, each once, as copies."""
 
-    def __init__(self, layout: Layout, shared: SharedVectors, take: Take) -> None:
-        self._where, self._shared, self._take = layout.buckets, shared, take
-        self._left = set(range(len(self._where)))
+    def __init__(self, where: Mapping[int, slice], shared: SharedVectors, take: Take) -> None:
+        """`where`: their places, by their numbers."""
+        self._where, self._shared, self._take = where, shared, take
+        self._left = set(where)
 
     def taken(self, number: int) -> None:
         if number not in self._left:

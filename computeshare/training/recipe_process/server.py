@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from computeshare.tasks import metrics
 from computeshare.tasks.base import Batch, Indices, Part, Split, SplitName, Task, TaskInstance
 from computeshare.tasks.modules import frozen_digest
 from computeshare.tasks.recipes.functions import load, told
-from computeshare.tasks.recipes.task import RecipeTask, ScoreFacts
+from computeshare.tasks.recipes.task import RecipeTask
 from computeshare.tensors.layout import Layout
 from computeshare.training import devices
 from computeshare.training.computation import LocalComputation, choose_device
@@ -34,7 +34,7 @@ from computeshare.training.memory import DeviceMemory, peak_bytes
 from computeshare.training.recipe_process import messages
 from computeshare.training.recipe_process.channel import Closed, SocketChannel
 from computeshare.training.recipe_process.shared_vectors import SharedVectors
-from computeshare.training.work_units import AnyReplica, Compute, Update
+from computeshare.training.work_units import AnyReplica, Compute, SelfTestResult, Update
 from computeshare.types import Blob, Precision, Vector
 
 SCORED = 2
@@ -43,11 +43,11 @@ STEP_S = 1.0
 """How often steps are told at most."""
 
 
-def main() -> None:
-    """Serve requests until the other side is gone."""
+def main(kind: "type[Server] | None" = None) -> None:
+    """Serve requests until the other side is gone; `kind`: what answers them."""
     with connected(int(sys.argv[1])) as channel:
         head, _ = channel.receive(messages.MOST_REQUEST, 0)
-        _serve(channel, messages.request_in(head), int(sys.argv[2]))
+        _serve(channel, messages.request_in(head), int(sys.argv[2]), kind or Server)
 
 
 @contextlib.contextmanager
@@ -68,13 +68,13 @@ def _end_with(end: socket.socket) -> None:
     os._exit(70)
 
 
-def _serve(channel: SocketChannel, opening: messages.Open, memory: int) -> None:
+def _serve(channel: SocketChannel, opening: messages.Open, memory: int, kind: "type[Server]") -> None:
     server: Server | None = None
     request, body = opening, b""
     while True:
         try:
             with told(Path(opening.recipe), "training"):
-                server = server or Server.start(opening, SharedVectors(memory, _layout(opening)), channel)
+                server = server or kind.start(opening, SharedVectors(memory, _layout(opening)), channel)
                 answer, state = server.answer(request, body)
         except ComputeShareError as error:
             answer, state = messages.Failed.of(error), ()
@@ -125,7 +125,7 @@ class Server:
         }
 
     @classmethod
-    def start(cls, opening: messages.Open, shared: SharedVectors, out: SocketChannel) -> "Server":
+    def start(cls, opening: messages.Open, shared: SharedVectors, out: SocketChannel) -> Self:
         """Import the recipe. Raises RecipeError."""
         spec = JobSpec.model_validate_json(opening.spec)
         device = choose_device(spec, opening.device)
@@ -148,9 +148,9 @@ class Server:
         return self._answers[type(request)](request, body)
 
     def _open(self, part: Part) -> messages.Opened:
-        facts, instance, task = _recipe(self._spec).recipe_facts, self._instance(part), self._task
+        facts, task = _recipe(self._spec).recipe_facts, self._task
         assert isinstance(task, RecipeTask)
-        if instance.layout != facts.layout or frozen_digest(instance.module) != facts.frozen:
+        if self._built(part) != (facts.layout, facts.frozen):
             raise RecipeError(
                 "model() builds other parameters here than where the job was created: install the same versions of "
                 "packages, or create the job again"
@@ -162,15 +162,21 @@ class Server:
                 f"data({split!r}) has {count:,} samples here, and {expected:,} where the job was created: it must "
                 "return the same on every machine"
             )
-        batch = instance.split.batch(np.arange(min(SCORED, len(instance.split))))
-        self._check_scores(facts, task.found_scores(instance.module, batch))
+        self._check_scores(part, task, facts)
         described, kind = devices.describe(self.device)[:200], self.device.type
         return messages.Opened.model_validate(
             {"device": described, "device_type": kind, "kind": devices.kind(self.device), "memory": self.memory()}
         )
 
-    def _check_scores(self, facts: RecipeFacts, found: ScoreFacts) -> None:
+    def _built(self, part: Part) -> tuple[Layout, str]:
+        """The layout of what is trained, and the digest of what is frozen, as the recipe builds them here."""
+        instance = self._instance(part)
+        return instance.layout, frozen_digest(instance.module)
+
+    def _check_scores(self, part: Part, task: RecipeTask, facts: RecipeFacts) -> None:
         """Raises RecipeError: the recipe's versions are scored otherwise than the facts say."""
+        instance = self._instance(part)
+        found = task.found_scores(instance.module, instance.split.batch(np.arange(min(SCORED, len(instance.split)))))
         for name, here in found._asdict().items():
             there = getattr(facts, name)
             if here != there and (there or name != "classes"):  # 0: nobody counted them
@@ -190,7 +196,9 @@ class Server:
         return LocalComputation(self._instance("train"), self.device)
 
     def _test(self) -> messages.Tested:
-        found = self._computation().test()
+        return self._tested(self._computation().test())
+
+    def _tested(self, found: SelfTestResult) -> messages.Tested:
         if found.trouble and isinstance(self._task, RecipeTask):
             found = replace(found, trouble=found.trouble + _OR_THE_RECIPE)
         return messages.Tested(**asdict(found), memory=self.memory())
@@ -237,17 +245,26 @@ class Server:
         return self._computed(Update(vector, buffers, 0.0))
 
     def _compute(self, request: messages.Compute) -> messages.Computed:
+        update = self._ready().compute(request.unit, self._goes_on(), self._take if request.by_bucket else None)
+        return self._computed(update, has_vector=not request.by_bucket)
+
+    def _goes_on(self) -> Callable[[], bool]:
+        """Asked before each step of a unit: tells of the steps, and says whether the unit is still wanted."""
         steps = itertools.count()
 
         def goes_on() -> bool:
             self._tell_step(next(steps))
             return not self._shared.is_called_off
 
-        update = self._ready().compute(request.unit, goes_on, self._take if request.by_bucket else None)
-        return self._computed(update, has_vector=not request.by_bucket)
+        return goes_on
+
+    @property
+    def _layout(self) -> Layout:
+        """The layout of the updates."""
+        return self._instance("train").layout
 
     def _take(self, bucket: int, values: Vector) -> None:
-        np.copyto(self._shared.update[self._instance("train").layout.buckets[bucket]], values)
+        np.copyto(self._shared.update[self._layout.buckets[bucket]], values)
         self._channel.send(messages.Bucket(number=bucket).dumps())
 
     def _computed(self, update: Update, has_vector: bool = True) -> messages.Computed:

@@ -8,14 +8,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
 from computeshare.bundles.store import BundleStore
 from computeshare.codecs.messages import UpdateEncoder, feedback_of
 from computeshare.codecs.registry import CODECS
-from computeshare.errors import SpecError, Unfit
+from computeshare.errors import SpecError
 from computeshare.jobspec.memory_estimate import allowed_bytes
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.round_store import RoundStore
@@ -36,7 +36,7 @@ from computeshare.worker.seat.overlap.overlapping_loop import overlapping_loop, 
 from computeshare.worker.seat.overlap.version_reader import KEPT
 from computeshare.worker.seat.seat_context import Ended, SeatContext, Training
 from computeshare.worker.seat.seat_loop import ASKED, SeatLoop
-from computeshare.worker.seat.seat_setup import SeatMemory, checked, trial_precisions
+from computeshare.worker.seat.seat_setup import SeatMemory, passed, trial_precisions
 from computeshare.worker.seat.update_sender import UpdateQueue
 from computeshare.worker.seat.weights_receiver import WeightsReceiver
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from computeshare.training.computation import LocalComputation
     from computeshare.training.device_group.device_process import DeviceProcess
 
+Process = TypeVar("Process", bound=RecipeProcess)
 ASK_AGAIN_S = 0.5
 """Seconds between checks that the codecs have been chosen."""
 log = structlog.get_logger()
@@ -65,9 +66,7 @@ class LoadedModel:
         """
         job, precision, memory = seat.seat.job, seat.spec.precision, self.memory
         memory.check()
-        trial = checked(self.computation, seat.settings.home)
-        if trial.trouble:
-            raise Unfit(f"{trial.trouble}. Run computeshare doctor --selftest there; a restarted worker is tested anew")
+        trial = passed(self.computation, seat.settings.home, job)
         memory.saved_bytes["float32"] = trial.saved_bytes
         if precision != "float32":
             memory.saved_bytes["bfloat16"] = self.computation.saved_bytes_in_bfloat16()
@@ -75,7 +74,6 @@ class LoadedModel:
             memory.check(precision)
         elif not memory.fits("float32"):
             memory.check("bfloat16")
-        log.info("self-test passed", job=job, error=float(f"{trial.error:.1g}"), seconds=round(trial.seconds, 2))
         spare_the_collector()
         seconds, threads = round(time.perf_counter() - self.began_at, 1), self.computation.kind.get("threads")
         log.info("loaded", job=job, seconds=seconds, device=self.device, threads=threads)
@@ -160,8 +158,8 @@ def loaded_model(seat: SeatContext, recipe: Bundle | None, device_name: str | No
 
 
 def open_recipe(
-    spec: JobSpec, recipe: Bundle, device: str | None, settings: Settings, part: Part = "train"
-) -> RecipeProcess:
+    kind: type[Process], spec: JobSpec, recipe: Bundle, device: str | None, settings: Settings, part: Part = "train"
+) -> Process:
     """A recipe's model and a part of its data on a device, in a process of their own; the job's bundles are here
     already.
 
@@ -173,7 +171,7 @@ def open_recipe(
     data = store.open_files(spec.data.bundle) if spec.data else None
     files = RecipeFiles(recipe, store.open_files(spec.recipe_facts.initial), data)
     limits = ProcessLimits(allowed_bytes(settings.max_memory), settings.step_limit, unconfined=settings.unconfined)
-    process = RecipeProcess(spec, files, device, limits)
+    process = kind(spec, files, device, limits)
     try:
         return process.open(part)
     except BaseException:
@@ -192,7 +190,7 @@ def open_all(spec: JobSpec, recipe: Bundle | None, preference: str | None, setti
     spec = _with_threads(spec, names)
     with contextlib.ExitStack() as closing:
         if recipe:
-            opened = (open_recipe(spec, recipe, name, settings) for name in names)
+            opened = (open_recipe(RecipeProcess, spec, recipe, name, settings) for name in names)
             recipes = [closing.enter_context(contextlib.closing(one)) for one in opened]
             group = GroupComputation(recipes[0], recipes[1:], names)
         else:

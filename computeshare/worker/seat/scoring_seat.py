@@ -168,14 +168,14 @@ class ScoringSeat:
     def _recipe(self, recipe: Bundle) -> RecipeProcess:
         """The recipe's process, on the worker's own device, or on the CPU if that computes wrongly."""
         spec = self.spec.model_copy(update={"threads": 1})  # as an evaluator: what a recipe computes may depend on it
-        process = open_recipe(spec, recipe, self.settings.device, self.settings, spec.scored_part)
+        process = open_recipe(RecipeProcess, spec, recipe, self.settings.device, self.settings, spec.scored_part)
         if process.memory.device_type == "cpu":
             return process
         if not (trial := checked(process, self.settings.home)).trouble:
             return process
         process.close()
         log.warning("scoring on the CPU, since the device failed its self-test", error=trial.trouble)
-        return open_recipe(spec, recipe, "cpu", self.settings, spec.scored_part)
+        return open_recipe(RecipeProcess, spec, recipe, "cpu", self.settings, spec.scored_part)
 
     def _tell(self, now: FetchProgress) -> None:
         self._fetched = now

@@ -151,9 +151,9 @@ def _loaded(seat: SeatContext, recipe: Bundle | None, device_name: str | None) -
     spec = seat.spec
     log.info("loading", job=seat.seat.job, model=spec.model or spec.recipe, dataset=spec.dataset)
     if spec.strategy.staging:
-        from computeshare.worker.stages.loaded_stages import load_stages
+        from computeshare.worker.stages.loaded_stages import loaded_stages
 
-        return contextlib.nullcontext(load_stages(seat, device_name))
+        return loaded_stages(seat, recipe, device_name)
     from computeshare.worker.seat.device_setup import loaded_model
 
     return loaded_model(seat, recipe, device_name)

@@ -2,9 +2,13 @@
 
 import contextlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
 
 from computeshare import __version__
 from computeshare.errors import Unfit
@@ -12,11 +16,12 @@ from computeshare.jobspec.memory_estimate import does_not_fit, seat_bytes, stage
 from computeshare.jobspec.spec import JobSpec
 from computeshare.runtime.private_files import write_private
 from computeshare.training import devices
-from computeshare.training.work_units import Computation, MemoryMeter, SelfTestResult
-from computeshare.types import Precision
+from computeshare.training.work_units import MemoryMeter, SelfTestResult
+from computeshare.types import Kind, Precision
 
 FOLDER = "selftests"
 """Where the home has the results of passed self-tests, so that each is done once."""
+log = structlog.get_logger()
 
 
 class SeatMemory:
@@ -75,7 +80,31 @@ def trial_precisions(spec: JobSpec, memory: SeatMemory) -> list[Precision]:
     return [one for one in precisions if memory.fits(one)] or ["bfloat16"]
 
 
-def checked(computation: Computation, home: Path) -> SelfTestResult:
+class Tested(Protocol):
+    """What a device is tested with; as of a `Computation`."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def kind(self) -> Kind: ...
+
+    def test(self) -> SelfTestResult: ...
+
+
+def passed(computation: Tested, home: Path, job: str) -> SelfTestResult:
+    """As `checked`, for a job's seat. Raises Unfit: the device computes wrongly."""
+    trial = checked(computation, home)
+    if trial.trouble:
+        raise Unfit(f"{trial.trouble}. Run computeshare doctor --selftest there; a restarted worker is tested anew")
+    log.info("self-test passed", job=job, error=float(f"{trial.error:.1g}"), seconds=round(trial.seconds, 2))
+    return trial
+
+
+def checked(computation: Tested, home: Path) -> SelfTestResult:
     """Test a device with a model, or return the passed trial stored in `home`.
 
     Failed trials are not stored, so that a repaired machine is tested again.
@@ -90,7 +119,7 @@ def checked(computation: Computation, home: Path) -> SelfTestResult:
     return trial
 
 
-def _identity(computation: Computation) -> str:
+def _identity(computation: Tested) -> str:
     """Hash of everything that a trial depends on: model, input, the device and its kind, versions of the software."""
     about = [computation.identity, __version__, computation.kind, computation.device, devices.system()]
     return sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]

@@ -16,7 +16,7 @@ from computeshare.errors import CodecError, Interrupted
 from computeshare.pipeline.chains.mail import DONE, ORDER, ChainMail, Letter, LetterInbox, LetterOutbox
 from computeshare.pipeline.chains.placement import MALFORMED, Held
 from computeshare.pipeline.chains.stage_weights import StageParts
-from computeshare.pipeline.stage_replica import StageReplica, StageUpdate
+from computeshare.pipeline.stage_replica import HeldStages, StageUpdate
 from computeshare.tensors.layout import Weights
 from computeshare.training.work_units import Compilation, Take, Update
 from computeshare.types import Blob, Token, Vector
@@ -118,7 +118,7 @@ class ChainReplica:
 
     placement: int
     chain: Sequence[Held]
-    own: StageReplica
+    own: HeldStages
     parts: Mapping[Held, StageParts]
     inbox: LetterInbox
     outbox: LetterOutbox

@@ -17,10 +17,10 @@ from computeshare.errors import CodecError, Interrupted
 from computeshare.pipeline.chains.mail import DONE, FAILED, ChainMail, Letter, LetterInbox, LetterOutbox
 from computeshare.pipeline.chains.membership import EVERY_S, Membership
 from computeshare.pipeline.chains.placement import Held, Placement, StageWorker
-from computeshare.pipeline.chains.speed_trial import TrialMail, measured_rate, smallest
 from computeshare.pipeline.chains.stage_needs import needs, works_of
+from computeshare.pipeline.chains.stage_trial import smallest
 from computeshare.pipeline.chains.stage_weights import StageParts, StageVersions
-from computeshare.pipeline.stage_replica import StageReplica, StageUpdate
+from computeshare.pipeline.stage_replica import HeldStages, StageUpdate
 from computeshare.protocol.channel import Channel
 from computeshare.protocol.worker_session import STAGED_S, WorkerSession
 from computeshare.training.device_group.group import DeviceGroup
@@ -78,7 +78,7 @@ class StageLoop:
         )
         self._codecs = seat.setup.spec.codecs
         self._turns = itertools.count(1)
-        self._held: tuple[range, StageParts, StageReplica, StageVersions] | None = None
+        self._held: tuple[range, StageParts, HeldStages, StageVersions] | None = None
         self._is_tried = False
 
     def run(self) -> str:
@@ -104,14 +104,15 @@ class StageLoop:
             self._outbox.drop()
             self._inbox.close()
 
-    def _hold(self, held: range) -> tuple[StageParts, StageReplica, StageVersions]:
+    def _hold(self, held: range) -> tuple[StageParts, HeldStages, StageVersions]:
         """The replica of a run of stages, and what reads its weights; those of another run are given up before."""
         if self._held is None or self._held[0] != held:
             self._held = None
             seat, setup = self.seat, self.seat.setup
             parts = StageParts(setup.layout, setup.stages, held)
-            versions = StageVersions(seat.redis, seat.session, CODECS[self._codecs.down], parts, seat.wires)
-            self._held = held, parts, setup.replica(parts), versions
+            stages, codec = setup.hold(parts), CODECS[self._codecs.down]
+            versions = StageVersions(seat.redis, seat.session, codec, parts, seat.wires, stages.room)
+            self._held = held, parts, stages, versions
             log.info("holds stages", job=seat.session.keys.job_id, first=held.start, count=len(held))
         return self._held[1:]
 
@@ -124,9 +125,7 @@ class StageLoop:
             return
         self._is_tried, self._held = True, None
         try:
-            replica = setup.replica(StageParts(setup.layout, setup.stages, range(number, number + 1)))
-            mail = TrialMail(replica, setup.stages, setup.spec.plan, CODECS[setup.staging.activations])
-            rate = measured_rate(replica, setup.layout, mail, needed, lambda: not recall.is_set())
+            rate = setup.rate(number, needed, lambda: not recall.is_set())
         except Exception as error:  # a model may be unable to compute zeros
             log.warning("speed not measured", job=self.seat.session.keys.job_id, error=str(error))
             return
@@ -224,7 +223,7 @@ class StageFollower:
         chain: tuple[Held, ...],
         own: Held,
         parts: StageParts,
-        replica: StageReplica,
+        replica: HeldStages,
         inbox: LetterInbox,
         outbox: LetterOutbox,
         recall: threading.Event,

@@ -13,11 +13,11 @@ from computeshare.bundles.store import BundleStore
 from computeshare.checkpoints.store import Artifacts
 from computeshare.evaluator import evaluator as evaluators
 from computeshare.evaluator.evaluator import RECIPE_FAILURES, Evaluator
-from computeshare.evaluator.recipe_runner import RecipeRunner
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.keys import RECIPE_EVALUATOR
 from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import recipes
+from computeshare.queue.recipe_runner import RecipeRunner
 from computeshare.runtime.signatures import SigningKey
 from computeshare.tasks.metrics import score as score_of
 from computeshare.tasks.modules import frozen_digest

@@ -9,6 +9,7 @@ from redis import Redis
 from torch import nn
 
 from computeshare.bundles.store import BundleStore
+from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundStore
 from computeshare.reducer.job_thread import JobThread
@@ -77,13 +78,26 @@ def test_a_job_whose_initial_weights_are_absent_fails_and_says_what_to_do(
 ) -> None:
     spec = spec_of(model(), tmp_path)
     BundleStore(tmp_path / "bundles").remove(spec.recipe_facts.initial)
+    error = failed(redis, tmp_path, job_id, spec)
+    assert "the job cannot begin" in error and "`computeshare jobs create --recipe` uploads them again" in error
+
+
+def test_a_model_that_a_recipe_must_split_fails_where_no_recipe_runs(redis: Redis, tmp_path: Path, job_id: str) -> None:
+    document = spec_of(model(), tmp_path).model_dump(mode="json")
+    document |= {"strategy": {"kind": "pipeline"}, "codec": {"up": "float32", "down": "float32"}}
+    error = failed(redis, tmp_path, job_id, JobSpec.model_validate(document))
+    assert "which this reducer may not run: start it with --recipes" in error
+
+
+def failed(redis: Redis, folder: Path, job_id: str, spec: JobSpec) -> str:
+    """The error with which a job fails in a reducer that runs no recipes."""
     store = RoundStore(redis, job_id)
     store.publish(spec.model_dump_json())
     session = ReducerSession(redis, job_id, "reducer")
     assert session.claim("host", 1, 60_000)
-    thread = JobThread(session, tmp_path, tmp_path / "bundles", threading.Event())
+    thread = JobThread(session, folder, folder / "bundles", threading.Event())
     thread.start()
     thread.join()
-    error = events(store, "failed")[0]["error"]
-    assert "the job cannot begin" in error and "`computeshare jobs create --recipe` uploads them again" in error
+    error: str = events(store, "failed")[0]["error"]
     store.purge()
+    return error

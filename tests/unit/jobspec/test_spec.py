@@ -495,11 +495,3 @@ def test_a_job_that_invited_machines_may_serve_has_audits_unless_it_says_otherwi
         JobSpec(dataset="mnist", model="mlp", codec="auto"),
     ):
         assert stays.with_audits(is_open=True) is stays
-
-
-def test_who_wants_a_recipe_in_stages_is_told_what_to_do_instead() -> None:
-    codec = {"up": "float32", "down": "float32"}
-    document = {"recipe": f"sha256:{'a' * 64}", "strategy": {"kind": "pipeline"}, "codec": codec}
-    with pytest.raises(ValidationError, match=r"stays whole.*another strategy.*computeshare\.torch\.stages") as caught:
-        JobSpec.model_validate(document)
-    assert [error["loc"] for error in caught.value.errors()] == [("recipe",)]

@@ -15,6 +15,7 @@ from computeshare.errors import RecipeError
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import Seat, recipes
+from computeshare.queue.recipe_runner import RecipeRunner
 from computeshare.queue.seats import RECIPE_FAILED
 from computeshare.reducer.process import Reducer
 from computeshare.runtime.signatures import SigningKey
@@ -58,7 +59,8 @@ def published(redis: Redis, job_id: str, job: RecipeJob, home: Path) -> Iterator
     store = RoundStore(redis, job_id)
     recipes.publish(redis, job_id, job.spec, job.files.bundle, KEY)
     store.publish(job.spec.model_dump_json())
-    with running(Reducer(redis, home / "artifacts", home / "bundles", threading.Event())):
+    runner = RecipeRunner(BundleStore(home / "bundles"), KEY.public)
+    with running(Reducer(redis, home / "artifacts", home / "bundles", threading.Event(), runner)):
         if not job.spec.is_open:
             wait_until(lambda: store.read() is not None)
         yield store
@@ -95,6 +97,13 @@ def test_workers_with_recipes_end_with_the_weights_of_a_seat_that_runs_it_itself
 
     monkeypatch.setattr(device_setup, "open_all", here)
     assert trained(redis, f"{job_id}one", job, tmp_path, 1) == found
+
+
+@pytest.mark.slow
+def test_workers_hold_stages_of_a_recipes_model_in_its_processes(redis: Redis, job_id: str, tmp_path: Path) -> None:
+    redis.delete("cs:jobs")
+    job = made(tmp_path, strategy={"kind": "pipeline", "stages": 2}, accumulate=2, micro_batches_per_round=2)
+    assert trained(redis, f"{job_id}two", job, tmp_path, 2) == trained(redis, f"{job_id}one", job, tmp_path, 1)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +11,6 @@ from random import Random
 import pytest
 
 from computeshare.errors import ComputeShareError, Interrupted, RecipeError, RecipeUnfit
-from computeshare.jobspec.sampling_plan import Plan
 from computeshare.tensors.layout import Layout
 from computeshare.training.recipe_process import messages
 from computeshare.training.recipe_process.channel import SocketChannel
@@ -20,29 +18,13 @@ from computeshare.training.recipe_process.connection import ProcessConnection
 from computeshare.training.recipe_process.replica import RecipeReplica, walk
 from computeshare.training.recipe_process.shared_vectors import SharedVectors, allocate
 from computeshare.types import Vector
+from tests.support.fake_process import Child, Killed, framed, said
 
 LAYOUT = Layout.build(
     iter([("weight", (1 << 20,), "parameter"), ("bias", (7,), "parameter"), ("mean", (3,), "buffer")])
 )
+STEPS = 1
 BUILT = messages.Built(compiler="", trouble="", is_kept=True)
-Child = Callable[[socket.socket], object]
-
-
-class Killed:
-    """Stands for the process: closes its end of the socket."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._end, self.times = end, 0
-
-    def end(self) -> None:
-        self.times += 1
-        with contextlib.suppress(OSError):
-            self._end.shutdown(socket.SHUT_RDWR)
-
-    def error(self) -> RecipeError:
-        return RecipeError("the recipe's process ended with exit code 1")
-
-
 Serve = Callable[..., tuple[RecipeReplica, SharedVectors, Killed]]
 
 
@@ -64,22 +46,13 @@ def served() -> Iterator[Serve]:
         threads[-1].start()
         shared, killed = SharedVectors(allocate(LAYOUT), LAYOUT), Killed(theirs)
         connection = ProcessConnection(SocketChannel(ours), killed, limit_s)
-        plan = Plan(0, 64, 8, 2)
-        return RecipeReplica(connection, shared, LAYOUT, plan, BUILT, lambda peak: None), shared, killed
+        return RecipeReplica(connection, shared, LAYOUT, lambda unit: STEPS, BUILT, lambda peak: None), shared, killed
 
     yield serve
     for one in ends:
         one.close()
     for thread in threads:
         thread.join()
-
-
-def framed(head: bytes, body: bytes = b"", sizes: tuple[int, int] | None = None) -> bytes:
-    return struct.pack("<IQ", *(sizes or (len(head), len(body)))) + head + body
-
-
-def said(**values: object) -> bytes:
-    return framed(json.dumps(values).encode())
 
 
 COMPUTED = {"say": "computed", "loss": 0.5, "peak_bytes": 1}
