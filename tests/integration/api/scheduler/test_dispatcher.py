@@ -53,6 +53,31 @@ def test_job_is_published_and_its_seats_handed_out(
     assert len(seats(database)) == 2
 
 
+def test_a_turn_costs_the_broker_no_more_for_jobs_that_wait(
+    redis: Redis, dispatcher: Dispatcher, database: Database, queue: str, create: Callable[..., str], clock: Clock
+) -> None:
+    workers = [online(redis, queue) for _ in range(3)]
+
+    def commands() -> int:
+        for _ in range(3):  # until all workers have seats and every reason is told
+            dispatcher.step(redis)
+            for seat in seats(database, "issued"):
+                set_rq_status(redis, seat.id, "started")
+                online(redis, queue, seat.id, seat.worker)
+            clock.ms += 1000
+        before = redis.info("stats")["total_commands_processed"]
+        dispatcher.step(redis)
+        return int(redis.info("stats")["total_commands_processed"] - before)
+
+    for _ in range(10):
+        create(workers={"min": 1, "max": 1})
+    few = commands()
+    assert sorted(seat.worker for seat in seats(database, "issued")) == sorted(workers)
+    for _ in range(60):
+        create(workers={"min": 1, "max": 1})
+    assert commands() <= few
+
+
 def test_a_machine_at_the_gateway_gets_seats_of_its_invites_queue_only(
     redis: Redis, dispatcher: Dispatcher, database: Database, queue: str, create: Callable[..., str]
 ) -> None:
