@@ -119,30 +119,28 @@ class RecipeStages:
         """As `StageReplica.compute`; gradients go to `take` alone. Raises RecipeError; what the mailbox raises."""
         if not goes_on():
             raise Interrupted("the work was called off")
-        shared = self._shared
+        unit_mail = _UnitMail(mailbox, self._parts, goes_on, take)
+        shared, buckets = self._shared, SharedBuckets(self._own, self._shared, unit_mail.take)
         shared.is_called_off = False
 
         def look() -> None:
-            shared.is_called_off = not goes_on()
+            shared.is_called_off = not unit_mail.goes_on()
 
-        post = _Post(mailbox, self._parts, shared)
-        buckets = SharedBuckets(self._own, shared, take or (lambda bucket, values: None))
         steps = 2 * len(self._plan.pieces(unit)) * len(self._parts.held) + 1
-        request = messages.ComputeStages(unit=unit)
         try:
             told, _ = self._connection.ask(
-                request,
+                messages.ComputeStages(unit=unit),
                 messages.StagesComputed,
                 most_body=UNKNOWN_BYTES,
                 steps=steps,
                 tick=look,
                 take=buckets.taken,
-                mail=post.pass_on,
+                mail=unit_mail.pass_on,
             )
         except Interrupted:
-            post.check()
+            unit_mail.check()
             raise
-        post.check()
+        unit_mail.check()
         buckets.check()
         self._measured(told.peak_bytes)
         if [one.stage for one in told.stages] != [*self._parts.held]:
@@ -164,15 +162,27 @@ class RecipeStages:
         )
 
 
-class _Post:
-    """Passes messages between a recipe's process and the other stages on. An error of the mailbox calls the unit off,
-    and is kept until the process has answered.
+class _UnitMail:
+    """Passes a unit's messages and buckets on. An error at that calls the unit off, and is kept until the process has
+    answered: what it sends meanwhile would else be taken for the next unit's.
     """
 
-    def __init__(self, mailbox: Mailbox, parts: StageParts, shared: SharedVectors) -> None:
-        self._mailbox, self._shared, self._held = mailbox, shared, parts.held
-        self._others = set(range(len(parts.plan.stages))) - set(parts.held)
+    def __init__(self, mailbox: Mailbox, parts: StageParts, goes_on: Callable[[], bool], take: Take | None) -> None:
+        self._mailbox, self._goes_on, self._take = mailbox, goes_on, take
+        self._held, self._others = parts.held, set(range(len(parts.plan.stages))) - set(parts.held)
         self._error: Exception | None = None
+
+    def goes_on(self) -> bool:
+        """Whether the unit is still wanted, and nothing has failed."""
+        return self._error is None and self._goes_on()
+
+    def take(self, bucket: int, values: Vector) -> None:
+        """Pass a bucket on."""
+        if self._take and self._error is None:
+            try:
+                self._take(bucket, values)
+            except Exception as error:
+                self._error = error
 
     def pass_on(
         self, told: messages.Posted | messages.Wanted, body: bytes
@@ -189,10 +199,10 @@ class _Post:
             if self._error is None:
                 self._mailbox.send(told.stage, told.tag, body)
         except Exception as error:
-            self._error, self._shared.is_called_off = error, True
+            self._error = error
         return (messages.CalledOff(), ()) if is_wanted else None
 
     def check(self) -> None:
-        """Raises the mailbox's first error."""
+        """Raises the first error."""
         if self._error:
             raise self._error

@@ -137,6 +137,23 @@ def test_the_mailboxs_error_is_raised_once_the_process_has_answered(served: Serv
     assert heard == [b'{"do":"called_off"}'] * 2 and not killed.times
 
 
+def test_a_bucket_that_cannot_be_passed_on_calls_the_unit_off_and_costs_the_process_nothing(served: Serve) -> None:
+    heard = []
+
+    def talk(channel: SocketChannel, end: socket.socket) -> None:
+        end.sendall(BUCKET + said(say="wanted", stage=0, tag="b1.0"))
+        heard.append(channel.receive(1 << 20, 1 << 20)[0])
+        end.sendall(said(say="failed", kind="Interrupted", message="the work was called off"))
+
+    def take(bucket: int, values: object) -> None:
+        raise MemoryError("full")
+
+    stages, killed = served(talk)
+    with pytest.raises(MemoryError, match="full"):
+        stages.compute(0, Box(), take=take)
+    assert heard == [b'{"do":"called_off"}'] and not killed.times
+
+
 def test_what_is_called_off_before_is_not_begun(served: Serve) -> None:
     stages, killed = served(lambda channel, end: None)
     with pytest.raises(Interrupted):
