@@ -151,6 +151,11 @@ class StageReplica:
         return used([self._stage_plan.stages[number] for number in self.held])
 
     @property
+    def is_unrolled(self) -> bool:
+        """Whether the model was traced without its modules, such as those of random layers."""
+        return any(traced.is_sized for traced, _ in self._parts.values())
+
+    @property
     def modules(self) -> list[nn.Module]:
         """The held stages' parts of the model."""
         return [part.module for _, parts in self._parts.values() for part in parts.values()]
@@ -285,7 +290,8 @@ class StageReplica:
         if known:
             return known
         module = self._task.outline()
-        if modules.has_frozen(module):  # no version has their values
+        is_whole = not any(parameter.is_meta for parameter in module.parameters())
+        if is_whole or modules.has_frozen(module):  # no version has all of its values
             module = self._task.module(self._plan.seed)
         self._signature = inspect.signature(module.train().forward)
         traced, cut = splitter.cut_model(self._task, module, self._stage_plan.cuts, count)

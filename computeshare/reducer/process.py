@@ -67,7 +67,7 @@ class Reducer:
         stop: threading.Event,
         recipes: RecipeRunner | None = None,
     ) -> None:
-        """`recipes`: None: models of recipes are split by other reducers."""
+        """`recipes`: None: this process runs none, and jobs fail whose recipes' models it would have to split."""
         self.redis, self.artifacts, self.bundles, self.stop, self.recipes = redis, artifacts, bundles, stop, recipes
         self.id = uuid.uuid4().hex[:12]
         self.jobs: dict[str, JobThread] = {}

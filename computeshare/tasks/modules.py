@@ -42,11 +42,20 @@ class ParametersOnMeta(TorchFunctionMode):
         return function(*args, **options)
 
 
-def lacks_values(module: nn.Module) -> bool:
-    """Whether a tensor of the module's is on the meta device though no version has its values."""
+def outside_state(module: nn.Module) -> list[torch.Tensor]:
+    """The module's tensors that are not in its `state_dict`: buffers that are not saved, and plain attributes."""
     state = {id(tensor) for tensor in module.state_dict(keep_vars=True).values()}
-    own = (value for one in module.modules() for value in vars(one).values() if isinstance(value, torch.Tensor))
-    return any(tensor.is_meta and id(tensor) not in state for tensor in (*module.buffers(), *own))
+    held = (tensor for one in module.modules() for value in vars(one).values() for tensor in _tensors_in(value))
+    return [tensor for tensor in (*module.buffers(), *held) if id(tensor) not in state]
+
+
+def _tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """The tensors of an attribute, but for those that modules register."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth < 4 and isinstance(value, list | tuple | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(part, depth + 1)
 
 
 ALIGNMENT = 64

@@ -66,7 +66,7 @@ def run(subject: TaskInstance, device: torch.device) -> SelfTestResult:
 
 
 def check(name: str, layout: Layout, device: torch.device, make: Make) -> SelfTestResult:
-    """Test a device with the gradients (d,) of `SAMPLES` samples that `make` builds.
+    """Test a device with the gradients (d,) of a batch that `make` builds.
 
     Args:
         name: of what is computed, for people.

@@ -11,7 +11,8 @@ from computeshare.errors import Interrupted, RecipeError
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.pipeline.chains.stage_weights import StageParts
 from computeshare.pipeline.partition import StagePlan
-from computeshare.pipeline.stage_replica import UNKNOWN_BYTES, Mailbox, StageUpdate
+from computeshare.pipeline.stage_replica import Mailbox, StageUpdate
+from computeshare.strategies.base import MAIL_BYTES
 from computeshare.training.recipe_process import messages
 from computeshare.training.recipe_process.connection import ProcessConnection
 from computeshare.training.recipe_process.process import RecipeProcess
@@ -49,13 +50,15 @@ class StageProcess(RecipeProcess):
 
     def test_stages(self, plan: StagePlan, room_bytes: int) -> SelfTestResult:
         """As `StageTest.run`. Raises RecipeError."""
-        return self._tested(messages.TestStages(stages=plan.dump(), room_bytes=room_bytes))
+        limit_s = len(plan.stages) * self._limits.step_s
+        return self._tested(messages.TestStages(stages=plan.dump(), room_bytes=room_bytes), limit_s)
 
     def hold(self, parts: StageParts) -> "RecipeStages":
         """Hold a run of stages in place of any other, without weights yet. Raises RecipeError: the model is not split
         here as the plan says.
         """
         plan, held = parts.plan, parts.held
+        self._shared.clear()
         request = messages.HoldStages(stages=plan.dump(), first=held.start, stop=held.stop)
         self._connection.ask(request, messages.Done, limit_s=self._limits.open_s)
         return RecipeStages(self._connection, self._shared, parts, self._spec.plan, self._memory.hear_peak)
@@ -119,7 +122,7 @@ class RecipeStages:
         """As `StageReplica.compute`; gradients go to `take` alone. Raises RecipeError; what the mailbox raises."""
         if not goes_on():
             raise Interrupted("the work was called off")
-        unit_mail = _UnitMail(mailbox, self._parts, goes_on, take)
+        unit_mail = _UnitMail(mailbox, self._parts, len(self._plan.pieces(unit)), goes_on, take)
         shared, buckets = self._shared, SharedBuckets(self._own, self._shared, unit_mail.take)
         shared.is_called_off = False
 
@@ -131,14 +134,16 @@ class RecipeStages:
             told, _ = self._connection.ask(
                 messages.ComputeStages(unit=unit),
                 messages.StagesComputed,
-                most_body=UNKNOWN_BYTES,
+                most_body=MAIL_BYTES,
                 steps=steps,
                 tick=look,
                 take=buckets.taken,
                 mail=unit_mail.pass_on,
             )
-        except Interrupted:
+        except Interrupted as interrupted:
             unit_mail.check()
+            if not unit_mail.is_called_off:
+                raise RecipeError("the recipe's process gave a unit up that was wanted: it is broken") from interrupted
             raise
         unit_mail.check()
         buckets.check()
@@ -167,14 +172,19 @@ class _UnitMail:
     answered: what it sends meanwhile would else be taken for the next unit's.
     """
 
-    def __init__(self, mailbox: Mailbox, parts: StageParts, goes_on: Callable[[], bool], take: Take | None) -> None:
+    def __init__(
+        self, mailbox: Mailbox, parts: StageParts, pieces: int, goes_on: Callable[[], bool], take: Take | None
+    ) -> None:
         self._mailbox, self._goes_on, self._take = mailbox, goes_on, take
-        self._held, self._others = parts.held, set(range(len(parts.plan.stages))) - set(parts.held)
+        others = [one for one in range(len(parts.plan.stages)) if one not in parts.held]
+        self._posted, self._wanted = _mail_of(parts.held, others, pieces), _mail_of(others, parts.held, pieces)
         self._error: Exception | None = None
+        self.is_called_off = False
 
     def goes_on(self) -> bool:
         """Whether the unit is still wanted, and nothing has failed."""
-        return self._error is None and self._goes_on()
+        self.is_called_off = self.is_called_off or self._error is not None or not self._goes_on()
+        return not self.is_called_off
 
     def take(self, bucket: int, values: Vector) -> None:
         """Pass a bucket on."""
@@ -187,12 +197,12 @@ class _UnitMail:
     def pass_on(
         self, told: messages.Posted | messages.Wanted, body: bytes
     ) -> tuple[messages.Head, Sequence[Blob]] | None:
-        """As `Mail`. Raises RecipeError: the process holds the stage that it writes to, or does not hold the one whose
-        messages it wants.
-        """
+        """As `Mail`. Raises RecipeError: no stage sends such a message in this unit, or it was sent before."""
         is_wanted = isinstance(told, messages.Wanted)
-        if told.stage not in (self._held if is_wanted else self._others):
-            raise RecipeError("the recipe's process has mail of other stages than its own: it is broken")
+        left = self._wanted if is_wanted else self._posted
+        if (told.stage, told.tag) not in left:
+            raise RecipeError("the recipe's process has mail that its stages cannot have: it is broken")
+        left.remove((told.stage, told.tag))
         try:
             if self._error is None and is_wanted:
                 return messages.Delivered(), [self._mailbox.receive(told.stage, told.tag)]
@@ -206,3 +216,12 @@ class _UnitMail:
         """Raises the first error."""
         if self._error:
             raise self._error
+
+
+def _mail_of(sources: Sequence[int], targets: Sequence[int], pieces: int) -> set[tuple[int, str]]:
+    """The stage and tag of each message that stages may send to others in a unit of so many pieces."""
+    pairs = [(source, target) for source in sources for target in targets]
+    found = {(target, f"t{source}") for source, target in pairs}
+    for source, target in pairs:
+        found |= {(target, f"{'f' if source < target else 'b'}{source}.{piece}") for piece in range(pieces)}
+    return found

@@ -104,9 +104,13 @@ class RecipeTask(Task):
             raise RecipeError("pretrained() changed which parameters are trained, or their shapes: do that in model()")
 
     def outline(self) -> nn.Module:
-        with contextlib.suppress(RecipeError), modules.ParametersOnMeta():  # a user's code need not work so
-            module = self._built(0)
-            if not modules.lacks_values(module):
+        """As `Task.outline`; with memory for its parameters if the recipe's code needs them, or if it draws or leaves
+        open what no version has.
+        """
+        with contextlib.suppress(RecipeError, RuntimeError), modules.ParametersOnMeta():
+            module, others = self._built(0), modules.outside_state(self._built(1))
+            values = modules.outside_state(module)
+            if not any(one.is_meta for one in (*values, *others)) and all(map(torch.equal, values, others)):
                 return module
         return self.module(0)
 

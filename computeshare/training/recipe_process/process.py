@@ -193,8 +193,8 @@ class RecipeProcess:
     def test(self) -> SelfTestResult:
         return self._tested(messages.Test())
 
-    def _tested(self, request: messages.Head) -> SelfTestResult:
-        told, _ = self._connection.ask(request, messages.Tested)
+    def _tested(self, request: messages.Head, limit_s: float = 0.0) -> SelfTestResult:
+        told, _ = self._connection.ask(request, messages.Tested, limit_s=limit_s)
         self._memory.hear(told.memory)
         return SelfTestResult(told.error, told.seconds, told.saved_bytes, plain(told.trouble))
 

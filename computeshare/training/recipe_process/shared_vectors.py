@@ -59,6 +59,11 @@ class SharedVectors:
         np.copyto(self.buffers, weights.buffers)
         np.copyto(self.counters, weights.counters)
 
+    def clear(self) -> None:
+        """Give the memory back, where the system can: all values are zero then."""
+        if hasattr(mmap, "MADV_REMOVE"):
+            self._map.madvise(mmap.MADV_REMOVE)
+
     def _vector(self, place: slice, kind: type) -> npt.NDArray[Any]:
         return np.frombuffer(self._map, kind, (place.stop - place.start) // np.dtype(kind).itemsize, place.start)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from computeshare.jobspec.memory_estimate import allowed_bytes
+from computeshare.pipeline.chains.stage_needs import needs
 from computeshare.pipeline.recipes.process import StageProcess
 from computeshare.protocol.round_store import RoundStore
 from computeshare.runtime.processes import spare_the_collector
@@ -60,7 +61,10 @@ class DeviceTest:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        return {**self.setup.identity, "cuts": self.setup.stages.cuts}
+        setup = self.setup
+        needed = needs(setup.stages, setup.staging, setup.spec.plan)
+        tested = [number for number, one in enumerate(needed) if one.bytes <= self.room_bytes]
+        return {**setup.identity, "cuts": setup.stages.cuts, "stages": tested}
 
     @property
     def device(self) -> str:

@@ -129,6 +129,36 @@ def test_the_model_is_outlined_without_memory_unless_it_needs_values_that_no_ver
     assert modules.layout_of(outline) == job.task.layout()
 
 
+def test_what_no_version_has_is_drawn_from_the_jobs_seed(tmp_path: Path) -> None:
+    text = SKIPS.replace("torch.empty(1).fill_(0.5)", "torch.randn(1)")
+    job = recipe_job(text, tmp_path, **FIELDS, strategy=PIPELINE)
+    assert not any(one.is_meta for one in job.task.outline().parameters())
+    plan = plan_of(job)
+    last = here(job, plan, cut(job.task.layout(), plan), range(2, 3))
+    (scale,) = {float(one) for part in last.modules for name, one in part.named_buffers() if name == "scale"}
+    assert scale == float(job.task.module(FIELDS["seed"]).scale) != float(job.task.module(0).scale)  # type: ignore[arg-type]
+
+
+NOISY = {
+    "a buffer that divides": ("values + start) * self.scale", "values + start) / self.std"),
+    "a border that noise is not in": (
+        "return self.last(values + start)",
+        "return self.last((values**2).log() + start)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), NOISY.values(), ids=NOISY)
+def test_a_device_is_tested_with_stages_but_not_with_what_noise_cannot_pass(old: str, new: str, tmp_path: Path) -> None:
+    assert old in SKIPS
+    std = 'self.register_buffer("std", torch.full((1,), 2.0))\n        self.register_buffer("scale"'
+    text = SKIPS.replace(old, new).replace('self.register_buffer("scale"', std)
+    job = recipe_job(text, tmp_path, **FIELDS, strategy=PIPELINE | {"split": ["layers.1", "layers.2"]})
+    with opened(job) as process:
+        plan = plan_of(job)
+        assert process.test_stages(plan, 1 << 40).trouble == ""
+
+
 def test_a_worker_that_stands_by_measures_a_stage(tmp_path: Path) -> None:
     job = recipe_job(SKIPS, tmp_path, **FIELDS, strategy=PIPELINE)
     with opened(job) as process:

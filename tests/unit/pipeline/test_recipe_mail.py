@@ -12,6 +12,7 @@ from computeshare.jobspec.sampling_plan import Plan
 from computeshare.pipeline.chains.stage_weights import StageParts
 from computeshare.pipeline.partition import StageFacts, StagePlan
 from computeshare.pipeline.recipes.process import RecipeStages
+from computeshare.strategies.base import MAIL_BYTES
 from computeshare.tensors.layout import Layout
 from computeshare.training.recipe_process.channel import Closed, SocketChannel
 from computeshare.training.recipe_process.connection import ProcessConnection
@@ -69,7 +70,7 @@ def served() -> Iterator[Serve]:
         connection = ProcessConnection(SocketChannel(ours), killed, 5.0)
         shared = SharedVectors(allocate(LAYOUT), LAYOUT)
         parts = StageParts(LAYOUT, PLAN, range(1))
-        return RecipeStages(connection, shared, parts, Plan(0, 64, 8, 2), lambda peak: None), killed
+        return RecipeStages(connection, shared, parts, Plan(0, 64, 8, 2, accumulate=4), lambda peak: None), killed
 
     yield serve
     ours.close()
@@ -99,6 +100,10 @@ WRONG = {
     "to a stage it holds": said(say="posted", stage=0, tag="f0.0"),
     "to no stage": said(say="posted", stage=2, tag="f0.0"),
     "for another's stage": said(say="wanted", stage=1, tag="f0.0"),
+    "a piece too many": said(say="posted", stage=1, tag="f0.4"),
+    "a gradient to a later stage": said(say="posted", stage=1, tag="b0.0"),
+    "another's activations": said(say="posted", stage=1, tag="f1.0"),
+    "a huge message for a piece": framed(POSTED, sizes=(len(POSTED), MAIL_BYTES + 1)),
     "a tag of ours": said(say="posted", stage=1, tag="order"),
     "a tag with a line": said(say="posted", stage=1, tag="f0.0\n"),
     "a huge message": framed(POSTED, sizes=(len(POSTED), 1 << 40)),
@@ -125,8 +130,8 @@ def test_the_mailboxs_error_is_raised_once_the_process_has_answered(served: Serv
     heard = []
 
     def talk(channel: SocketChannel, end: socket.socket) -> None:
-        for _ in range(2):  # the second is not asked for any more
-            end.sendall(said(say="wanted", stage=0, tag="b1.0"))
+        for piece in range(2):  # the second is not asked for any more
+            end.sendall(said(say="wanted", stage=0, tag=f"b1.{piece}"))
             heard.append(channel.receive(1 << 20, 1 << 20)[0])
         failed = said(say="failed", kind="Interrupted", message="the work was called off")
         end.sendall(failed if says == "interrupted" else BUCKET + said(**COMPUTED))
@@ -152,6 +157,25 @@ def test_a_bucket_that_cannot_be_passed_on_calls_the_unit_off_and_costs_the_proc
     with pytest.raises(MemoryError, match="full"):
         stages.compute(0, Box(), take=take)
     assert heard == [b'{"do":"called_off"}'] and not killed.times
+
+
+def test_a_message_passes_once(served: Serve) -> None:
+    def talk(channel: SocketChannel, end: socket.socket) -> None:
+        channel.send(POSTED, [b"activations"])
+        channel.send(POSTED, [b"activations"])
+
+    stages, killed = served(talk)
+    box = Box()
+    with pytest.raises(RecipeError, match="mail that its stages cannot have"):
+        stages.compute(0, box)
+    assert len(box.sent) == 1 and killed.times
+
+
+def test_a_process_that_gives_up_what_is_wanted_is_told_as_the_recipes_error(served: Serve) -> None:
+    failed = said(say="failed", kind="Interrupted", message="the work was called off")
+    stages, _ = served(lambda channel, end: end.sendall(failed))
+    with pytest.raises(RecipeError, match="gave a unit up that was wanted"):
+        stages.compute(0, Box())
 
 
 def test_what_is_called_off_before_is_not_begun(served: Serve) -> None:
