@@ -1,6 +1,7 @@
 """Trials of a stage alone, in which nobody else takes part: its speed, and whether a device computes it rightly."""
 
 import contextlib
+import gc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -129,7 +130,8 @@ class StageTest:
             except Exception as error:  # a model may be unable to compute noise
                 log.warning("stage not tested", stage=name, error=f"{type(error).__name__}: {error}"[:300])
                 continue
-            finally:
+            finally:  # hooks hold a stage's parameters in circles
+                gc.collect()
                 return_freed_memory()
             told = replace(found, error=max(told.error, found.error), seconds=told.seconds + found.seconds)
             if told.trouble:
