@@ -3,7 +3,7 @@
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -96,7 +96,7 @@ class SplitModel:
     @classmethod
     def of(cls, task: Task, plan: Plan, staging: Cut) -> "SplitModel":
         stage_plan, layout = split(task, staging, plan), task.layout()
-        return cls(task, plan, staging, stage_plan, replace(layout, cuts=stage_plan.cuts_of(layout)))
+        return cls(task, plan, staging, stage_plan, stage_plan.cut(layout))
 
     def replica(self, held: range) -> StageReplica:
         samples = self.task.noise(self.plan.samples, 0)

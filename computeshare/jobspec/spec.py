@@ -591,6 +591,13 @@ class JobSpec(Part):
         return self.name or self.task.title
 
     @property
+    def staging(self) -> Staging:
+        """How the strategy splits the model, of a job whose strategy does."""
+        staging = self.strategy.staging
+        assert staging, "the job's strategy splits the model"
+        return staging
+
+    @property
     def task(self) -> TaskSpec:
         """The job's task: its model or recipe, with its data set."""
         if self.recipe is not None:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from pydantic import TypeAdapter
@@ -58,6 +58,10 @@ class StagePlan:
         places = [one for one in layout.tensors if one.kind == "parameter" and one.stop > one.start]
         pairs = itertools.pairwise(places)
         return tuple(after.start for before, after in pairs if self.owners[before.name] != self.owners[after.name])
+
+    def cut(self, layout: Layout) -> Layout:
+        """The layout with the cuts of this plan."""
+        return replace(layout, cuts=self.cuts_of(layout))
 
     def stage_of_buckets(self, layout: Layout) -> tuple[int, ...]:
         """The stage that owns each of `layout.buckets`; the layout has this plan's cuts."""

@@ -1,7 +1,7 @@
 """How a process of the control plane runs the recipe of a job."""
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from redis import Redis
 
@@ -11,9 +11,11 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.queue import recipes
 from computeshare.settings import Settings
 from computeshare.training.recipe_process.connection import STEP_LIMIT_S
-from computeshare.training.recipe_process.process import Part, ProcessLimits, RecipeFiles, RecipeProcess
 
-Process = TypeVar("Process", bound=RecipeProcess)
+if TYPE_CHECKING:
+    from computeshare.training.recipe_process.process import Part, RecipeProcess
+
+Process = TypeVar("Process", bound="RecipeProcess")
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,13 @@ class RecipeRunner:
     unconfined: bool = False
     step_limit_s: float = STEP_LIMIT_S
 
-    def start(self, kind: type[Process], redis: Redis, job_id: str, spec: JobSpec, part: Part) -> Process:
+    def start(self, kind: type[Process], redis: Redis, job_id: str, spec: JobSpec, part: "Part") -> Process:
         """Start a process with a job's recipe and a part of its data.
 
         Raises: RecipeError, RecipeUnfit, BundleError, Unconfined.
         """
+        from computeshare.training.recipe_process.process import ProcessLimits, RecipeFiles
+
         try:
             recipe = recipes.recipe_of(redis, job_id, spec)
         except RecipeError as error:  # no fault of the recipe's code

@@ -3,7 +3,7 @@
 import contextlib
 import secrets
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from computeshare.bundles.store import BundleStore
@@ -93,16 +93,14 @@ def _cut(session: ReducerSession, spec: JobSpec, layout: Layout, recipes: Recipe
     """
     from computeshare.pipeline.chains.stage_needs import check_mail
 
-    staging = spec.strategy.staging
-    assert staging, "the strategy splits the model"
     text = session.stages()
     if text is None:
         plan = _split(session, spec, recipes)
-        check_mail(plan, staging, spec.plan)
+        check_mail(plan, spec.staging, spec.plan)
         text = session.fix_stages(plan.dump())
         about = [{"layers": one.layers, "parameters": one.parameters, "cost": one.cost} for one in plan.stages]
         session.announce("split", {"stages": about})
-    return replace(layout, cuts=StagePlan.parse(text).cuts_of(layout))
+    return StagePlan.parse(text).cut(layout)
 
 
 def _split(session: ReducerSession, spec: JobSpec, recipes: RecipeRunner | None) -> StagePlan:
@@ -115,8 +113,7 @@ def _split(session: ReducerSession, spec: JobSpec, recipes: RecipeRunner | None)
     from computeshare.tasks.registry import task_of
 
     if spec.recipe is None:
-        assert spec.strategy.staging
-        return split(task_of(spec), spec.strategy.staging, spec.plan)
+        return split(task_of(spec), spec.staging, spec.plan)
     if recipes is None:
         raise SpecError(
             "the recipe's model is split by its own code, which this reducer may not run: start it with --recipes, or "

@@ -1,4 +1,6 @@
-"""Trials of a stage alone, in which nobody else takes part: its speed, and whether a device computes it rightly."""
+"""A split model on a device, and trials of a stage alone, in which nobody else takes part: its speed, and whether the
+device computes it rightly.
+"""
 
 import contextlib
 import gc
@@ -14,7 +16,7 @@ import structlog
 import torch
 
 from computeshare.codecs.base import Codec
-from computeshare.codecs.registry import EXACT
+from computeshare.codecs.registry import CODECS, EXACT
 from computeshare.errors import Interrupted
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.pipeline import frames
@@ -102,9 +104,8 @@ def measured_rate(
 
 
 @dataclass(frozen=True)
-class StageTest:
-    """Tests a device with each stage of a model alone, as `selftest.run` does with a whole model: random weights, and
-    noise in the place of other stages' messages.
+class ModelStages:
+    """A task's model, split as `stages` says, on a device that may hold any run of them.
 
     Args:
         layout: of the whole model, with the cuts of `stages`.
@@ -116,17 +117,34 @@ class StageTest:
     plan: Plan
     staging: Staging
     stages: StagePlan
+    device: torch.device
 
-    def run(self, device: torch.device, room_bytes: int) -> SelfTestResult:
-        """Test the stages that take no more than `room_bytes`, until one is computed wrongly."""
+    def replica(self, held: range) -> StageReplica:
+        """The replica of a run of stages, without weights yet. Raises SpecError, as `StageReplica`."""
+        about = self.task, self.samples, self.layout, self.plan, self.staging, self.stages
+        return StageReplica(*about, held, self.device)
+
+    def rate(self, stage: int, goes_on: Callable[[], bool]) -> float:
+        """As `measured_rate`, of a stage alone."""
+        replica = self.replica(range(stage, stage + 1))
+        mail = TrialMail(replica, self.stages, self.plan, CODECS[self.staging.activations])
+        needed = needs(self.stages, self.staging, self.plan)
+        return measured_rate(replica, self.layout, mail, needed, goes_on)
+
+    def test(self, room_bytes: int) -> SelfTestResult:
+        """Test the device with each stage alone that takes no more than `room_bytes`, until it computes one wrongly: as
+        `selftest.run` with a whole model, with random weights, and noise in the place of other stages' messages.
+        """
+        plan = replace(self.plan, micro_batch=self.plan.micro_batch // self.plan.accumulate, accumulate=1)
+        single = replace(self, plan=plan)  # one piece in each micro-batch
         told = SelfTestResult(0.0, 0.0, 0, "")
-        needed = needs(self.stages, self.staging, self._plan)
+        needed = needs(self.stages, self.staging, plan)
         for number, demand in enumerate(needed):
             if demand.bytes > room_bytes:
                 continue
             name = f"stage {number + 1} of {self.task.name}"
             try:
-                found = selftest.check(name, self._own_layout(number), device, partial(self._gradient, number))
+                found = selftest.check(name, self._own_layout(number), self.device, partial(single._gradient, number))
             except Exception as error:  # a model may be unable to compute noise
                 log.warning("stage not tested", stage=name, error=f"{type(error).__name__}: {error}"[:300])
                 continue
@@ -138,11 +156,6 @@ class StageTest:
                 break
         return told
 
-    @property
-    def _plan(self) -> Plan:
-        """With a single piece in each micro-batch."""
-        return replace(self.plan, micro_batch=self.plan.micro_batch // self.plan.accumulate, accumulate=1)
-
     def _own_layout(self, number: int) -> Layout:
         """Of a stage's own parameters, in the order of its gradient."""
         entries = {one.name: one for one in self.layout.tensors if one.kind == "parameter"}
@@ -150,10 +163,9 @@ class StageTest:
         return Layout.build((name, entries[name].shape, "parameter") for name in names)
 
     def _gradient(self, number: int, device: torch.device, batch: selftest.TrialBatch) -> selftest.Compute:
-        about = self.task, self.samples, self.layout, self._plan, self.staging, self.stages
-        replica = StageReplica(*about, range(number, number + 1), device)
+        replica = replace(self, device=device).replica(range(number, number + 1))
         replica.load(self._weights(replica.names, batch))
-        mail = TrialMail(replica, self.stages, self._plan, EXACT, batch.number)
+        mail = TrialMail(replica, self.stages, self.plan, EXACT, batch.number)
         if replica.is_unrolled:
             raise ValueError("its random layers cannot be switched off")
         for part in replica.modules:

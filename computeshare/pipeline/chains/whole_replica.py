@@ -65,10 +65,9 @@ def whole_computation(spec: JobSpec, instance: TaskInstance, device: torch.devic
     """A job's model, split as its reducer splits it, and its data; in this process. Raises SpecError: it cannot be
     split so.
     """
-    staging = spec.strategy.staging
-    assert staging, "the job's strategy splits the model"
+    staging = spec.staging
     plan = split(instance.task, staging, spec.plan)
-    layout = replace(instance.layout, cuts=plan.cuts_of(instance.layout))
+    layout = plan.cut(instance.layout)
     held = range(staging.stages)
 
     def build(job: JobSpec) -> WholeReplica:

@@ -1,7 +1,6 @@
 """Stages of a recipe's model in a confined process: the side of the seat, the reducer or a replay."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -35,21 +34,19 @@ class StageProcess(RecipeProcess):
         _, body = self._connection.ask(
             messages.Split(), messages.SplitUp, most_body=MOST_PLAN, limit_s=self._limits.open_s
         )
-        staging = self._spec.strategy.staging
-        assert staging, "the job's strategy splits the model"
         try:
             plan = StagePlan.parse(body)
-            plan.check(self._layout, staging.stages)
+            plan.check(self._layout, self._spec.staging.stages)
         except ValueError as error:
             raise RecipeError(f"the recipe's process answered with a split that is none: {str(error)[:500]}") from error
         return plan
 
     def cut(self, plan: StagePlan) -> None:
         """Have `layout` have the cuts of a plan."""
-        self._layout = replace(self._layout, cuts=plan.cuts_of(self._layout))
+        self._layout = plan.cut(self._layout)
 
     def test_stages(self, plan: StagePlan, room_bytes: int) -> SelfTestResult:
-        """As `StageTest.run`. Raises RecipeError."""
+        """As `ModelStages.test`. Raises RecipeError."""
         limit_s = len(plan.stages) * self._limits.step_s
         return self._tested(messages.TestStages(stages=plan.dump(), room_bytes=room_bytes), limit_s)
 
@@ -64,22 +61,15 @@ class StageProcess(RecipeProcess):
         return RecipeStages(self._connection, self._shared, parts, self._spec.plan, self._memory.hear_peak)
 
     def _steps(self, plan: Plan, unit: int) -> int:
-        staging = self._spec.strategy.staging
-        return 2 * len(plan.pieces(unit)) * (staging.stages if staging else 1) + 1
+        return 2 * len(plan.pieces(unit)) * self._spec.staging.stages + 1
 
     def rate(self, plan: StagePlan, stage: int, goes_on: Callable[[], bool]) -> float:
-        """As `measured_rate`; the stages that are held are given up. Raises RecipeError."""
+        """As `ModelStages.rate`; the stages that are held are given up. Raises RecipeError."""
         if not goes_on():
             return 0.0
-        shared = self._shared
-        shared.is_called_off = False
-
-        def look() -> None:
-            shared.is_called_off = not goes_on()
-
         request = messages.RateStage(stages=plan.dump(), number=stage)
         steps = 4 * len(self._spec.plan.pieces(0)) + 1  # of two units
-        return self._connection.ask(request, messages.Rated, steps=steps, tick=look)[0].rate
+        return self._connection.ask(request, messages.Rated, steps=steps, tick=self._shared.begin(goes_on))[0].rate
 
 
 class RecipeStages:
@@ -123,12 +113,7 @@ class RecipeStages:
         if not goes_on():
             raise Interrupted("the work was called off")
         unit_mail = _UnitMail(mailbox, self._parts, len(self._plan.pieces(unit)), goes_on, take)
-        shared, buckets = self._shared, SharedBuckets(self._own, self._shared, unit_mail.take)
-        shared.is_called_off = False
-
-        def look() -> None:
-            shared.is_called_off = not unit_mail.goes_on()
-
+        buckets = SharedBuckets(self._own, self._shared, unit_mail.take)
         steps = 2 * len(self._plan.pieces(unit)) * len(self._parts.held) + 1
         try:
             told, _ = self._connection.ask(
@@ -136,7 +121,7 @@ class RecipeStages:
                 messages.StagesComputed,
                 most_body=MAIL_BYTES,
                 steps=steps,
-                tick=look,
+                tick=self._shared.begin(unit_mail.goes_on),
                 take=buckets.taken,
                 mail=unit_mail.pass_on,
             )

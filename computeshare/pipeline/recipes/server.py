@@ -2,22 +2,18 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from computeshare.codecs.registry import CODECS
 from computeshare.errors import Interrupted
 from computeshare.jobspec.tasks.recipe_facts import RecipeFacts
-from computeshare.pipeline.chains.stage_needs import needs
-from computeshare.pipeline.chains.stage_trial import StageTest, TrialMail, measured_rate
+from computeshare.pipeline.chains.stage_trial import ModelStages
 from computeshare.pipeline.chains.whole_replica import whole_computation
 from computeshare.pipeline.partition import StagePlan
 from computeshare.pipeline.splitter import split
 from computeshare.pipeline.stage_replica import StageReplica
-from computeshare.strategies.base import Staging
 from computeshare.tasks import modules
 from computeshare.tasks.base import Part
 from computeshare.tasks.recipes.task import RecipeTask
@@ -52,12 +48,6 @@ class StageServer(Server):
     def _layout(self) -> Layout:
         return self._cut
 
-    @property
-    def _staging(self) -> Staging:
-        staging = self._spec.strategy.staging
-        assert staging, "the job's strategy splits the model"
-        return staging
-
     def _built(self, part: Part) -> tuple[Layout, str]:
         outline = self._task.outline()
         frozen = self._task.module(self._spec.seed) if modules.has_frozen(outline) else outline
@@ -70,32 +60,26 @@ class StageServer(Server):
         return whole_computation(self._spec, self._instance("train"), self.device)
 
     def _split(self) -> Answer:
-        return messages.SplitUp(), [split(self._task, self._staging, self._spec.plan).dump().encode()]
+        return messages.SplitUp(), [split(self._task, self._spec.staging, self._spec.plan).dump().encode()]
+
+    def _model(self, stages: str) -> ModelStages:
+        """The model, split as a plan says, of which no stages are held."""
+        self._held = None  # before there is memory for others
+        plan = StagePlan.parse(stages)
+        self._cut = plan.cut(self._cut)
+        samples = self._task.samples("train", Path())
+        about = self._cut, self._spec.plan, self._spec.staging, plan
+        return ModelStages(self._task, samples, *about, self.device)
 
     def _test_stages(self, request: messages.TestStages) -> messages.Tested:
-        stages = StagePlan.parse(request.stages)
-        layout = replace(self._cut, cuts=stages.cuts_of(self._cut))
-        samples = self._task.samples("train", Path())
-        test = StageTest(self._task, samples, layout, self._spec.plan, self._staging, stages)
-        return self._tested(test.run(self.device, request.room_bytes))
-
-    def _run_of(self, stages: StagePlan, held: range) -> StageReplica:
-        self._cut = replace(self._cut, cuts=stages.cuts_of(self._cut))
-        samples = self._task.samples("train", Path())
-        return StageReplica(self._task, samples, self._cut, self._spec.plan, self._staging, stages, held, self.device)
+        return self._tested(self._model(request.stages).test(request.room_bytes))
 
     def _hold(self, request: messages.HoldStages) -> messages.Done:
-        self._held = None  # before there is memory for others
-        self._held = self._run_of(StagePlan.parse(request.stages), range(request.first, request.stop))
+        self._held = self._model(request.stages).replica(range(request.first, request.stop))
         return messages.Done()
 
     def _rate(self, request: messages.RateStage) -> messages.Rated:
-        self._held = None
-        stages, plan = StagePlan.parse(request.stages), self._spec.plan
-        replica = self._run_of(stages, range(request.number, request.number + 1))
-        mail = TrialMail(replica, stages, plan, CODECS[self._staging.activations])
-        needed = needs(stages, self._staging, plan)
-        return messages.Rated(rate=measured_rate(replica, self._cut, mail, needed, self._goes_on()))
+        return messages.Rated(rate=self._model(request.stages).rate(request.number, self._goes_on()))
 
     def _load(self) -> messages.Done:
         if self._held is None:

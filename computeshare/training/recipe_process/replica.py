@@ -62,17 +62,12 @@ class RecipeReplica:
         if not goes_on():
             raise Interrupted("the work was called off")
         shared = self._shared
-        shared.is_called_off = False
-
-        def look() -> None:
-            shared.is_called_off = not goes_on()
-
         where = dict(enumerate(self._layout.buckets))
         buckets = SharedBuckets(where, shared, take) if take else None
         request = messages.Compute(unit=unit, by_bucket=take is not None)
         steps = self._steps(unit)
         told, _ = self._connection.ask(
-            request, messages.Computed, steps=steps, tick=look, take=buckets.taken if buckets else None
+            request, messages.Computed, steps=steps, tick=shared.begin(goes_on), take=buckets.taken if buckets else None
         )
         if buckets:
             buckets.check()

@@ -4,7 +4,7 @@ import fcntl
 import mmap
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,15 @@ class SharedVectors:
     @is_called_off.setter
     def is_called_off(self, value: bool) -> None:
         self._flag[0] = value
+
+    def begin(self, goes_on: Callable[[], bool]) -> Callable[[], None]:
+        """Begin a unit, which is wanted; returns a function that, called meanwhile, tells whether it still is."""
+        self.is_called_off = False
+
+        def look() -> None:
+            self.is_called_off = not goes_on()
+
+        return look
 
     @property
     def weights(self) -> Weights:

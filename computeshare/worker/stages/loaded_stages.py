@@ -19,7 +19,7 @@ from computeshare.worker.seat.seat_context import Ended, SeatContext, Training
 from computeshare.worker.seat.seat_loop import ASKED
 from computeshare.worker.seat.seat_setup import SeatMemory, passed
 from computeshare.worker.stages.stage_loop import StageLoop, StageSeat, join_members
-from computeshare.worker.stages.stage_setup import RecipeModelStages, StageSetup, await_stages, cut, open_stages
+from computeshare.worker.stages.stage_setup import RecipeSetup, StageSetup, await_stages, open_stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class DeviceTest:
     @property
     def identity(self) -> Mapping[str, Any]:
         setup = self.setup
-        needed = needs(setup.stages, setup.staging, setup.spec.plan)
+        needed = needs(setup.stages, setup.spec.staging, setup.spec.plan)
         tested = [number for number, one in enumerate(needed) if one.bytes <= self.room_bytes]
         return {**setup.identity, "cuts": setup.stages.cuts, "stages": tested}
 
@@ -92,7 +92,7 @@ def loaded_stages(seat: SeatContext, recipe: Bundle | None, device_name: str | N
         if recipe and spec.recipe_facts:
             process = open_recipe(StageProcess, spec, recipe, device_name, settings)
             closing.enter_context(contextlib.closing(process))
-            setup = RecipeModelStages(spec, cut(spec.recipe_facts.layout, stages), stages, process)
+            setup = RecipeSetup(spec, stages.cut(spec.recipe_facts.layout), stages, process)
         else:
             setup = open_stages(spec, device_name, settings, stages)
         memory = SeatMemory(spec, setup.memory, allowed_bytes(settings.max_memory))

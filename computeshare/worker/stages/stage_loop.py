@@ -62,7 +62,7 @@ def join_members(
 ) -> Membership:
     """The membership of a session, to be entered once that has joined."""
     spec, own = setup.spec, StageWorker(session.worker_id, session.session_id, memory.room_bytes)
-    needed = needs(setup.stages, setup.staging, spec.plan)
+    needed = needs(setup.stages, spec.staging, spec.plan)
     return Membership(redis, session.keys.job_id, own, needed, spec.plan.units_per_round, stop)
 
 
@@ -125,7 +125,7 @@ class StageLoop:
             return
         self._is_tried, self._held = True, None
         try:
-            rate = setup.rate(number, needed, lambda: not recall.is_set())
+            rate = setup.rate(number, lambda: not recall.is_set())
         except Exception as error:  # a model may be unable to compute zeros
             log.warning("speed not measured", job=self.seat.session.keys.job_id, error=str(error))
             return

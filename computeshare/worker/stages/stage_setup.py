@@ -1,26 +1,21 @@
 """Opens a job on a worker that is to hold some of its model's stages: the data, and the split, but no weights."""
 
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
 from computeshare.bundles.store import BundleStore
-from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.spec import JobSpec
-from computeshare.pipeline.chains.placement import StageDemand
-from computeshare.pipeline.chains.stage_trial import StageTest, TrialMail, measured_rate
+from computeshare.pipeline.chains.stage_trial import ModelStages
 from computeshare.pipeline.chains.stage_weights import StageParts
 from computeshare.pipeline.partition import StagePlan
 from computeshare.pipeline.recipes.process import StageProcess
-from computeshare.pipeline.stage_replica import HeldStages, StageReplica
+from computeshare.pipeline.stage_replica import HeldStages
 from computeshare.protocol.round_store import RoundStore
 from computeshare.settings import Settings
-from computeshare.strategies.base import Staging
-from computeshare.tasks.base import Split, Task
 from computeshare.tasks.registry import task_of
 from computeshare.tensors.layout import Layout
 from computeshare.training.computation import choose_device
@@ -31,84 +26,82 @@ from computeshare.types import Kind
 ASK_AGAIN_S = 0.5
 
 
-@dataclass(frozen=True)
-class StageSetup(ABC):
-    """All that a worker has of a job before it holds stages; `layout` has the cuts of `stages`."""
-
-    spec: JobSpec
-    layout: Layout
-    stages: StagePlan
+class StageSetup(Protocol):
+    """All that a worker has of a job before it holds stages."""
 
     @property
-    def staging(self) -> Staging:
-        """How the job's strategy splits the model."""
-        staging = self.spec.strategy.staging
-        assert staging, "the job's strategy splits the model"
-        return staging
+    def spec(self) -> JobSpec: ...
 
     @property
-    @abstractmethod
+    def layout(self) -> Layout:
+        """With the cuts of `stages`."""
+
+    @property
+    def stages(self) -> StagePlan: ...
+
+    @property
     def device(self) -> str:
         """The device in words."""
 
     @property
-    @abstractmethod
     def kind(self) -> Kind:
         """The machine's kind."""
 
     @property
-    @abstractmethod
     def memory(self) -> MemoryMeter:
         """The memory that stages are held in."""
 
     @property
-    @abstractmethod
     def identity(self) -> Mapping[str, Any]:
         """As `Task.identity`."""
 
-    @abstractmethod
     def test(self, room_bytes: int) -> SelfTestResult:
-        """As `StageTest.run`, while no stages are held."""
+        """As `ModelStages.test`, while no stages are held."""
 
-    @abstractmethod
     def hold(self, parts: StageParts) -> HeldStages:
         """Hold a run of stages, without weights yet; those held before must have been given up."""
 
-    @abstractmethod
-    def rate(self, stage: int, needed: Sequence[StageDemand], goes_on: Callable[[], bool]) -> float:
-        """As `measured_rate`, while no stages are held."""
+    def rate(self, stage: int, goes_on: Callable[[], bool]) -> float:
+        """As `ModelStages.rate`, while no stages are held."""
 
 
 @dataclass(frozen=True)
-class ModelStages(OnDevice, StageSetup):
+class ModelSetup(OnDevice):
     """A model that computes in the seat's process."""
 
-    task: Task
-    samples: Split
+    spec: JobSpec
+    model: ModelStages
     torch_device: torch.device
 
     @property
+    def layout(self) -> Layout:
+        return self.model.layout
+
+    @property
+    def stages(self) -> StagePlan:
+        return self.model.stages
+
+    @property
     def identity(self) -> Mapping[str, Any]:
-        return self.task.identity
+        return self.model.task.identity
 
     def test(self, room_bytes: int) -> SelfTestResult:
-        about = self.task, self.samples, self.layout, self.spec.plan, self.staging, self.stages
-        return StageTest(*about).run(self.torch_device, room_bytes)
+        return self.model.test(room_bytes)
 
-    def hold(self, parts: StageParts) -> StageReplica:
-        about = self.task, self.samples, self.layout, self.spec.plan, self.staging, self.stages
-        return StageReplica(*about, parts.held, self.torch_device)
+    def hold(self, parts: StageParts) -> HeldStages:
+        return self.model.replica(parts.held)
 
-    def rate(self, stage: int, needed: Sequence[StageDemand], goes_on: Callable[[], bool]) -> float:
-        replica = self.hold(StageParts(self.layout, self.stages, range(stage, stage + 1)))
-        mail = TrialMail(replica, self.stages, self.spec.plan, CODECS[self.staging.activations])
-        return measured_rate(replica, self.layout, mail, needed, goes_on)
+    def rate(self, stage: int, goes_on: Callable[[], bool]) -> float:
+        return self.model.rate(stage, goes_on)
 
 
 @dataclass(frozen=True)
-class RecipeModelStages(StageSetup):
+class RecipeSetup:
     """A recipe's model, whose stages compute in a confined process."""
 
+    spec: JobSpec
+    layout: Layout
+    stages: StagePlan
     process: StageProcess
 
     @property
@@ -133,22 +126,17 @@ class RecipeModelStages(StageSetup):
     def hold(self, parts: StageParts) -> HeldStages:
         return self.process.hold(parts)
 
-    def rate(self, stage: int, needed: Sequence[StageDemand], goes_on: Callable[[], bool]) -> float:
-        del needed  # the process finds them itself
+    def rate(self, stage: int, goes_on: Callable[[], bool]) -> float:
         return self.process.rate(self.stages, stage, goes_on)
 
 
-def open_stages(spec: JobSpec, device_name: str | None, settings: Settings, stages: StagePlan) -> ModelStages:
+def open_stages(spec: JobSpec, device_name: str | None, settings: Settings, stages: StagePlan) -> ModelSetup:
     """Open the job's training data and choose a device. Raises SettingsError, DatasetError, SpecError."""
     device = choose_device(spec, device_name)
     task = task_of(spec, BundleStore(settings.bundles_dir))
     samples = task.samples("train", settings.data_dir)
-    return ModelStages(spec, cut(task.layout(), stages), stages, task, samples, device)
-
-
-def cut(layout: Layout, stages: StagePlan) -> Layout:
-    """The layout with the cuts of a plan."""
-    return replace(layout, cuts=stages.cuts_of(layout))
+    about = stages.cut(task.layout()), spec.plan, spec.staging, stages
+    return ModelSetup(spec, ModelStages(task, samples, *about, device), device)
 
 
 def await_stages(rounds: RoundStore, stop: threading.Event) -> StagePlan | None:

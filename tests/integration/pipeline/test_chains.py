@@ -34,7 +34,7 @@ from computeshare.worker.seat.seat_loop import SeatStatus
 from computeshare.worker.seat.seat_setup import SeatMemory
 from computeshare.worker.stages.chain_replica import TURN_BITS, LeaderOrder
 from computeshare.worker.stages.stage_loop import StageLoop, StageSeat, join_members
-from computeshare.worker.stages.stage_setup import StageSetup, await_stages, open_stages
+from computeshare.worker.stages.stage_setup import ModelSetup, StageSetup, await_stages, open_stages
 from tests.support.chain_runs import FIELDS, PIPELINE, ROUNDS, Run, digests, losses
 from tests.support.job_reducer import Job
 from tests.support.rounds import events, take_seat, unseen
@@ -44,7 +44,7 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.slow
 
 
-def setup_of(job: Job) -> StageSetup:
+def setup_of(job: Job) -> ModelSetup:
     plan = await_stages(job.store, threading.Event())
     assert plan is not None
     return open_stages(job.spec, "cpu", Settings(), plan)
@@ -490,7 +490,9 @@ def test_a_model_that_cannot_compute_zeros_is_not_measured_and_ends_no_seat(star
     job = start(**FIELDS, strategy=PIPELINE)
     task = task_with(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10), Inverse()))
     split = SplitModel.of(task, job.spec.plan, Cut(split=["2"]))
-    loop = loop_of(job, replace(setup_of(job), task=task, layout=split.layout, stages=split.stage_plan), "newcomer")
+    setup = setup_of(job)
+    model = replace(setup.model, task=task, layout=split.layout, stages=split.stage_plan)
+    loop = loop_of(job, replace(setup, model=model), "newcomer")
     with capture_logs() as logs:
         for _ in range(2):
             loop._try_out(threading.Event())

@@ -22,7 +22,6 @@ from computeshare.tasks.modules import weights_of
 from computeshare.tasks.recipes.bundle import MAIN, Bundle
 from computeshare.tensors.layout import Layout
 from computeshare.types import Vector
-from computeshare.worker.stages.stage_setup import cut
 from tests.support.recipes import NOISE, RecipeJob, recipe_job
 
 SKIPS = (
@@ -107,7 +106,7 @@ def computed(
 def test_stages_in_processes_have_the_bits_of_stages_here(changes: dict[str, Any], tmp_path: Path) -> None:
     job = recipe_job(SKIPS, tmp_path, **FIELDS, strategy=PIPELINE | changes)
     plan = plan_of(job)
-    layout = cut(job.task.layout(), plan)
+    layout = plan.cut(job.task.layout())
     with opened(job) as first, opened(job) as last:
         assert first.split() == plan
         runs = {range(2): first, range(2, 3): last}
@@ -134,7 +133,7 @@ def test_what_no_version_has_is_drawn_from_the_jobs_seed(tmp_path: Path) -> None
     job = recipe_job(text, tmp_path, **FIELDS, strategy=PIPELINE)
     assert not any(one.is_meta for one in job.task.outline().parameters())
     plan = plan_of(job)
-    last = here(job, plan, cut(job.task.layout(), plan), range(2, 3))
+    last = here(job, plan, plan.cut(job.task.layout()), range(2, 3))
     (scale,) = {float(one) for part in last.modules for name, one in part.named_buffers() if name == "scale"}
     assert scale == float(job.task.module(FIELDS["seed"]).scale) != float(job.task.module(0).scale)  # type: ignore[arg-type]
 
@@ -189,7 +188,7 @@ def test_an_error_of_the_mail_calls_a_unit_off_and_the_next_is_computed(
 ) -> None:
     job = recipe_job(SKIPS, tmp_path, **FIELDS, strategy=PIPELINE)
     plan = plan_of(job)
-    layout = cut(job.task.layout(), plan)
+    layout = plan.cut(job.task.layout())
     with opened(job) as process, opened(job) as other:
         stages = process.hold(StageParts(layout, plan, range(1)))
         views = layout.views(weights_of(job.task.module(3), job.task.layout()))

@@ -11,7 +11,7 @@ from bench.split_model import Cut, SplitModel, gpt
 from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.pipeline.chains.placement import StageDemand
-from computeshare.pipeline.chains.stage_trial import StageTest, TrialMail, measured_rate, smallest
+from computeshare.pipeline.chains.stage_trial import ModelStages, TrialMail, measured_rate, smallest
 from computeshare.tasks.images.classification import ImageClassification
 from computeshare.training.selftest import CPU, Compute, TrialBatch
 from computeshare.types import Vector
@@ -51,18 +51,19 @@ OTHER = torch.device("mps")
 """Stands for an accelerator, which computes on the CPU here."""
 
 
-def subject_of(name: str, stages: int) -> StageTest:
+def subject_of(name: str, stages: int, device: torch.device = OTHER) -> ModelStages:
     split = SplitModel.of(TASKS[name], PLAN, Cut(stages))
-    return StageTest(split.task, split.task.noise(PLAN.samples, 0), split.layout, PLAN, Cut(stages), split.stage_plan)
+    about = split.task.noise(PLAN.samples, 0), split.layout, PLAN, Cut(stages), split.stage_plan
+    return ModelStages(split.task, *about, device)
 
 
 @pytest.fixture
 def other(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int, int, Vector], Vector], int], None]:
     """Has the accelerator do a fault to a stage's n-th gradient, of weights that differ by rounding if nudged."""
-    right = StageTest._gradient
+    right = ModelStages._gradient
 
     def use(fault: Callable[[int, int, Vector], Vector], nudge: int = 0) -> None:
-        def gradient(self: StageTest, number: int, device: torch.device, batch: TrialBatch) -> Compute:
+        def gradient(self: ModelStages, number: int, device: torch.device, batch: TrialBatch) -> Compute:
             calls = 0
             compute = right(self, number, CPU, TrialBatch(batch.number, nudge) if device == OTHER else batch)
 
@@ -73,7 +74,7 @@ def other(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int, int, Vect
 
             return wrong
 
-        monkeypatch.setattr(StageTest, "_gradient", gradient)
+        monkeypatch.setattr(ModelStages, "_gradient", gradient)
 
     return use
 
@@ -92,25 +93,25 @@ def test_a_device_is_tested_with_gradients_of_every_stage(name: str, other: Any)
         return gradient
 
     other(note)
-    found = subject.run(OTHER, 1 << 40)
+    found = subject.test(1 << 40)
     assert (found.trouble, found.error) == ("", 0) and found.seconds > 0
     assert sorted(sizes) == [0, 1, 2] and all(np.isfinite(one) and one > 1e-3 for one in sizes.values())
-    assert subject.run(CPU, 1 << 40).trouble == ""
+    assert subject_of(name, 3, CPU).test(1 << 40).trouble == ""
 
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.slow
 def test_a_device_that_rounds_otherwise_is_right(name: str, other: Any) -> None:
     other(the_same, 101)
-    assert subject_of(name, 3).run(OTHER, 1 << 40).trouble == ""
+    assert subject_of(name, 3).test(1 << 40).trouble == ""
 
 
 def test_a_stage_that_a_device_computes_wrongly_is_named(other: Any) -> None:
     other(lambda number, call, gradient: gradient * 1.01 if (number, call) == (1, 2) else gradient)
-    trouble = subject_of("gpt", 3).run(OTHER, 1 << 40).trouble
+    trouble = subject_of("gpt", 3).test(1 << 40).trouble
     assert "computes stage 2 of gpt" in trouble and "gradient 2 is 1 % from the CPU's, most in" in trouble
 
 
 def test_stages_that_do_not_fit_are_not_tested(other: Any) -> None:
     other(lambda number, call, gradient: gradient * 2)
-    assert subject_of("gpt", 2).run(OTHER, 0).trouble == ""
+    assert subject_of("gpt", 2).test(0).trouble == ""
