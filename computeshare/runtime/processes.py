@@ -79,6 +79,12 @@ def return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def collect_garbage() -> None:
+    """Return the memory of objects that hold one another in circles, as traced modules do, to the system."""
+    gc.collect()
+    return_freed_memory()
+
+
 def spare_the_collector() -> None:
     """Exclude all existing objects, mostly modules, from later garbage collections."""
     gc.collect()

@@ -3,7 +3,6 @@ device computes it rightly.
 """
 
 import contextlib
-import gc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from computeshare.pipeline.chains.stage_needs import needs
 from computeshare.pipeline.frames import Value
 from computeshare.pipeline.partition import StagePlan
 from computeshare.pipeline.stage_replica import StageReplica
-from computeshare.runtime.processes import return_freed_memory
+from computeshare.runtime.processes import collect_garbage
 from computeshare.strategies.base import Staging
 from computeshare.tasks.base import Split, Task
 from computeshare.tensors.layout import Layout
@@ -120,12 +119,21 @@ class ModelStages:
     device: torch.device
 
     def replica(self, held: range) -> StageReplica:
-        """The replica of a run of stages, without weights yet. Raises SpecError, as `StageReplica`."""
+        """The replica of a run of stages, without weights yet; those given up before make room. Raises SpecError, as
+        `StageReplica`.
+        """
+        collect_garbage()
         about = self.task, self.samples, self.layout, self.plan, self.staging, self.stages
         return StageReplica(*about, held, self.device)
 
     def rate(self, stage: int, goes_on: Callable[[], bool]) -> float:
         """As `measured_rate`, of a stage alone."""
+        try:
+            return self._rate(stage, goes_on)
+        finally:
+            collect_garbage()
+
+    def _rate(self, stage: int, goes_on: Callable[[], bool]) -> float:
         replica = self.replica(range(stage, stage + 1))
         mail = TrialMail(replica, self.stages, self.plan, CODECS[self.staging.activations])
         needed = needs(self.stages, self.staging, self.plan)
@@ -148,9 +156,8 @@ class ModelStages:
             except Exception as error:  # a model may be unable to compute noise
                 log.warning("stage not tested", stage=name, error=f"{type(error).__name__}: {error}"[:300])
                 continue
-            finally:  # hooks hold a stage's parameters in circles
-                gc.collect()
-                return_freed_memory()
+            finally:
+                collect_garbage()
             told = replace(found, error=max(told.error, found.error), seconds=told.seconds + found.seconds)
             if told.trouble:
                 break
@@ -176,11 +183,13 @@ class ModelStages:
             nonlocal is_first
             with contextlib.suppress(Interrupted):
                 replica.compute(UNIT, mail)
-            found = replica.stages[number].gradient.copy()
-            if is_first and not np.isfinite(found).all():
+            found = replica.stages[number].gradient
+            if not is_first:
+                return found  # compared before it changes: a copy would take more memory than training does
+            if not np.isfinite(found).all():
                 raise ValueError("noise in the place of other stages' values gives no finite gradient")
             is_first = False
-            return found
+            return found.copy()
 
         return compute
 

@@ -1,5 +1,7 @@
 """A stage is measured and tested alone, by a worker to which nobody sends anything."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.pipeline.chains.placement import StageDemand
 from computeshare.pipeline.chains.stage_trial import ModelStages, TrialMail, measured_rate, smallest
+from computeshare.pipeline.stage_replica import StageReplica
 from computeshare.tasks.images.classification import ImageClassification
 from computeshare.training.selftest import CPU, Compute, TrialBatch
 from computeshare.types import Vector
@@ -115,3 +118,22 @@ def test_a_stage_that_a_device_computes_wrongly_is_named(other: Any) -> None:
 def test_stages_that_do_not_fit_are_not_tested(other: Any) -> None:
     other(lambda number, call, gradient: gradient * 2)
     assert subject_of("gpt", 2).test(0).trouble == ""
+
+
+def test_a_stage_that_was_tried_takes_no_memory_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, replica = [], ModelStages.replica
+
+    def noted(self: ModelStages, held: range) -> StageReplica:
+        built = replica(self, held)
+        made.extend(weakref.ref(part) for part in built.modules)
+        return built
+
+    monkeypatch.setattr(ModelStages, "replica", noted)
+    subject = subject_of("gpt", 2, CPU)
+    gc.disable()  # what nobody collects stays
+    try:
+        for trial in (lambda: subject.rate(0, lambda: True), lambda: subject.test(1 << 40)):
+            assert trial() and made
+            assert [one() for one in made if one() is not None] == []
+    finally:
+        gc.enable()
