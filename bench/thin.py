@@ -32,6 +32,8 @@ from computeshare.settings import Settings
 
 RATES_MBIT = (2, 5, 10, 20, 50, 100, 200, 500, 1000)
 """The links of `--plot`."""
+LIMITED_MBIT = 20
+"""From this rate on a measurement of `--plot` takes the case's limit, below it as much longer as the link is slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,10 @@ def sweep(name: str, case: Case, runs: int, data_dir: Path) -> Part:
     """Medians of samples per second and of the share of time spent computing, by the link's rate. Raises NoLinks."""
     by_rate = {}
     for rate in RATES_MBIT:
-        found = compare(replace(case, shape=replace(case.shape, rate_mbit=rate)), runs, data_dir)
+        print(f"{rate} Mbit/s", file=sys.stderr, flush=True)
+        limit_s = case.limit_s * max(1.0, LIMITED_MBIT / rate)
+        shaped = replace(case, shape=replace(case.shape, rate_mbit=rate), limit_s=limit_s)
+        found = compare(shaped, runs, data_dir)
         by_rate[rate] = {f"ComputeShare: {label}": each for label, each in found.ours.items()} | {**found.peers}
     labels = list(by_rate[RATES_MBIT[0]])
     rows: list[list[Cell]] = []
