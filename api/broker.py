@@ -15,7 +15,7 @@ class Broker:
 
     def client(self) -> Redis:
         """A client for the broker's present address. Raises Unreachable: it is not known."""
-        url = self._settings.resolve_redis_url()
+        url = self._settings.resolve_redis_url("api")
         if self._client is None or self._client[0] != url:
             self.close()
             self._client = (url, connect(url, retries=0))

@@ -31,6 +31,8 @@ Person = Annotated[
     str, StringConstraints(strip_whitespace=True, min_length=1, max_length=60, pattern=r"^[^\x00-\x1f\x7f]+$")
 ]
 """A person's name, on one line."""
+BrokerUser = Literal["owner", "api", "reducer", "evaluator", "worker"]
+"""Names of the broker's users: for commands that a person gives, and for each role."""
 INTERNAL = frozenset({"PARENT", "SOCKETS", "TELL", "FAILPOINTS"})
 """Further variables `COMPUTESHARE_<NAME>`: those that processes set for one another, and the one that tests set."""
 
@@ -44,6 +46,9 @@ class RunFile(BaseModel):
 
     url: str
     redis_url: str
+    """The broker's address for its owner."""
+    redis_urls: dict[str, str] = Field(default_factory=dict)
+    """The same for each other user of the broker, if it has any."""
     pids: dict[str, list[int]] = Field(default_factory=dict)
 
     def write(self, path: Path) -> None:
@@ -67,6 +72,9 @@ class Settings(BaseSettings):
     home: Path = Field(default_factory=_default_home, description="database, checkpoints, token, run.json")
     data: Path | None = Field(None, description="data sets in torchvision's layout; default HOME/data")
     redis_url: str | None = Field(None, description="broker; default: the embedded one of `computeshare up`")
+    gateway_redis_url: str | None = Field(
+        None, description="broker's address for the gateway's machines, with the user `worker`; default: REDIS_URL"
+    )
     public_redis_url: str | None = Field(
         None, description="broker's address for invited machines, in place of the gateway"
     )
@@ -157,16 +165,20 @@ class Settings(BaseSettings):
         """The database's path and the folder of its backups."""
         return DatabaseFile(Path(self.sqlite_url.removeprefix("sqlite:///").partition("?")[0]), self.home / "backups")
 
-    def resolve_redis_url(self) -> str:
-        """The broker's address: from the setting, else from `run.json`. Raises Unreachable: neither has it."""
+    def resolve_redis_url(self, user: BrokerUser) -> str:
+        """The broker's address: from the setting, else a user's from `run.json`. Raises Unreachable: neither has it."""
         if self.redis_url:
             return self.redis_url
         if run := RunFile.read(self.run_path):
-            return run.redis_url
+            return run.redis_urls.get(user, run.redis_url)
         raise Unreachable(
             "no broker is known: start `computeshare up` on this machine, or set COMPUTESHARE_REDIS_URL "
             "(for example redis://:PASSWORD@HOST:6379/0)"
         )
+
+    def resolve_gateway_redis_url(self) -> str:
+        """The broker's address for the machines behind the gateway. Raises Unreachable, as `resolve_redis_url`."""
+        return self.gateway_redis_url or self.resolve_redis_url("worker")
 
     def resolve_public_url(self) -> str | None:
         """The control plane's address for machines elsewhere, without a final slash; None: none was set.

@@ -215,7 +215,7 @@ def gateway_of(settings: Settings, database: Database, broker: Broker) -> Gatewa
     """A gateway to the broker that these settings name."""
     access = Access(broker.client)
     holdings = Holdings(broker.client, access.round_bytes)
-    return Gateway(Machines(database, settings.resolve_redis_url), Traffic(broker.client), access, holdings)
+    return Gateway(Machines(database, settings.resolve_gateway_redis_url), Traffic(broker.client), access, holdings)
 
 
 async def _close(send: Send, code: int, reason: str = "") -> None:

@@ -52,7 +52,7 @@ class Machines:
             }
 
     def broker_url(self, machine: JoinedMachine) -> str:
-        """The broker's address and password for this machine's connections, which the gateway keeps to itself: the
-        control plane's own, since a user of the broker for each machine would confine nobody (ADR 31).
+        """The broker's address and password for this machine's connections, which the gateway keeps to itself: one
+        user's for all, since the gateway decides on each command (ADR 31).
         """
         return self._broker_url()

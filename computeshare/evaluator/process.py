@@ -35,7 +35,7 @@ def serve(settings: Settings) -> None:
 
     stop = stop_event()
     end_soon_after(stop)
-    url = settings.resolve_redis_url()
+    url = settings.resolve_redis_url("evaluator")
     with JobLog(url, Writer("evaluator", hostname())) as job_log:
         configure_logging(job_log.capture)
         lower_priority(5)  # scoring can wait, training cannot

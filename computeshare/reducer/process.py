@@ -196,7 +196,7 @@ def serve(settings: Settings) -> None:
     import torch
 
     stop = stop_event()
-    url = settings.resolve_redis_url()
+    url = settings.resolve_redis_url("reducer")
     with JobLog(url, Writer("reducer", hostname())) as job_log:
         configure_logging(job_log.capture)
         torch.set_num_threads(1)  # the sum's bits must not depend on a machine's number of cores

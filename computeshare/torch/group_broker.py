@@ -17,4 +17,4 @@ def connect_group(group: str, broker: str) -> Redis:
     """
     if not group.replace("-", "").replace("_", "").isalnum() or len(group) > 64:
         raise SettingsError(f"group {group!r}: letters, digits, - and _ are allowed, 64 at most")
-    return connect(broker or Settings().resolve_redis_url(), RETRIES, TIMEOUT_S)
+    return connect(broker or Settings().resolve_redis_url("worker"), RETRIES, TIMEOUT_S)

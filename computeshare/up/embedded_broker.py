@@ -22,6 +22,8 @@ from redis.exceptions import RedisError
 
 from computeshare.errors import BrokerError
 from computeshare.runtime.private_files import write_private
+from computeshare.settings import BrokerUser
+from computeshare.up.broker_users import RULES, config_lines, password
 
 START_S = 15.0
 LEAST_UNREAD_BYTES, UNREAD_S = 1 << 30, 600
@@ -93,6 +95,7 @@ class Place:
     """The socket's folder, with access for its owner only."""
     port: int
     password: str
+    """Its owner's; other users' passwords follow from it."""
 
     @classmethod
     def new(cls) -> "Place":
@@ -119,14 +122,14 @@ class Place:
         write_private(path, json.dumps(values, indent=1))
         return place
 
-    @property
-    def url(self) -> str:
-        """The address of the unix socket."""
-        return f"unix://:{self.password}@{self.folder / 'broker.sock'}"
+    def url_of(self, user: BrokerUser) -> str:
+        """The address of the unix socket, for a user."""
+        return f"unix://{user}:{password(self.password, user)}@{self.folder / 'broker.sock'}"
 
     @property
     def tcp_url(self) -> str:
-        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
+        """The owner's address by TCP."""
+        return f"redis://owner:{self.password}@127.0.0.1:{self.port}/0"
 
 
 def _make_private(folder: Path) -> None:
@@ -140,7 +143,7 @@ def _make_private(folder: Path) -> None:
 
 @dataclass
 class EmbeddedBroker:
-    """A running server on a unix socket and a loopback port, with a password.
+    """A running server on a unix socket and a loopback port, with a user for each role.
 
     The server runs in a session of its own, so that after Ctrl-C in a terminal `computeshare up` can end it last. It
     ends by itself once the process that started it is gone.
@@ -177,7 +180,13 @@ class EmbeddedBroker:
 
     @property
     def url(self) -> str:
-        return self.place.url
+        """The owner's address."""
+        return self.place.url_of("owner")
+
+    @property
+    def urls(self) -> dict[BrokerUser, str]:
+        """Every user's address."""
+        return {user: self.place.url_of(user) for user in RULES}
 
     @property
     def tcp_url(self) -> str:
@@ -238,7 +247,7 @@ class EmbeddedBroker:
             f"port {self.place.port}",
             f"unixsocket {self.place.folder / 'broker.sock'}",
             "unixsocketperm 700",
-            f"requirepass {self.place.password}",
+            *config_lines(self.place.password),
             'save ""',
             f"appendonly {'yes' if self.data_dir else 'no'}",
             f'dir "{self.data_dir or self.place.folder}"',

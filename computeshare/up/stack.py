@@ -30,7 +30,7 @@ from computeshare.jobspec.spec import check_queue
 from computeshare.reducer import process as reducer
 from computeshare.runtime.database_file import CHECK_S
 from computeshare.runtime.processes import PARENT, SOCKETS, stop_event
-from computeshare.settings import EVERYWHERE, RunFile, Settings, login_path
+from computeshare.settings import EVERYWHERE, BrokerUser, RunFile, Settings, login_path
 from computeshare.terminal.command import REMOVED
 from computeshare.types import ENDED
 from computeshare.up.embedded_broker import EmbeddedBroker, Place, can_listen, free_port, is_server, stop_process
@@ -210,7 +210,8 @@ class Stack:
     options: UpOptions
     broker: EmbeddedBroker | None = None
     children: list[Child] = field(default_factory=list)
-    redis_url: str = ""
+    redis_urls: dict[BrokerUser, str] = field(default_factory=dict)
+    """The broker's address for each of its users; for the owner alone, if the broker is not ours."""
     _watching: threading.Lock = field(default_factory=threading.Lock)
     _stopped: bool = False
     _told: dict[str, list[int]] = field(default_factory=dict)
@@ -232,7 +233,7 @@ class Stack:
         settings.ensure_token()
         settings.ensure_signing_key()
         if settings.redis_url:
-            self.redis_url = settings.redis_url
+            self.redis_urls = {"owner": settings.redis_url}
         else:
             self._start_broker()
         self.children += self._describe_children()
@@ -265,7 +266,9 @@ class Stack:
 
     def _write_run_file(self) -> None:
         self._told = self.pids()
-        RunFile(url=self.url, redis_url=self.redis_url, pids=self._told).write(self.settings.run_path)
+        others = {user: url for user, url in self.redis_urls.items() if user != "owner"}
+        found = RunFile(url=self.url, redis_url=self.redis_urls["owner"], redis_urls=others, pids=self._told)
+        found.write(self.settings.run_path)
 
     def pids(self) -> dict[str, list[int]]:
         """The process ids by role."""
@@ -313,7 +316,7 @@ class Stack:
         data_dir = home / "broker" if self.settings.appendonly else None
         memory = int(BROKER_MEMORY * psutil.virtual_memory().total)
         self.broker = EmbeddedBroker.start(self._log("broker"), data_dir, Place.kept(home / "broker.json"), memory)
-        self.redis_url = self.broker.url
+        self.redis_urls = self.broker.urls
         self.children.append(Child("broker", self._restart_broker, self.broker, time.monotonic()))
 
     def _restart_broker(self) -> Handle:
@@ -330,23 +333,29 @@ class Stack:
                 stop_process(pid)
 
     def _describe_children(self) -> list[Child]:
-        known = {"redis_url": self.redis_url, "control_key": self.settings.ensure_signing_key().public}
-        environment = self.settings.model_copy(update=known).child_environment()
         options = self.options
         api = [sys.executable, "-m", "api", "--child", "--host", options.host, "--port", str(options.port)]
-        running = environment | {"COMPUTESHARE_RECIPES": "true"}
-        children = [Child("api", lambda: self._spawn(api, running, "api"))]
+        machines = self.redis_urls.get("worker", self.settings.gateway_redis_url)
+        given = self._environment("api", recipes=True, gateway_redis_url=machines)
+        children = [Child("api", partial(self._spawn, api, given, "api"))]
         worker = [sys.executable, "-m", "computeshare.worker.process", "--queue", options.queue, "--recipes", "--child"]
         for number in range(1, options.workers + 1):
             name = ["--name", f"worker-{number}"]
-            start = partial(self._spawn, worker + name, environment, "worker")
+            start = partial(self._spawn, worker + name, self._environment("worker"), "worker")
             children.append(Child("worker", start, may_leave=True))
         for _ in range(REDUCERS):
-            forked = partial(Forked, reducer.child, running, self._log("reducer"))
+            forked = partial(Forked, reducer.child, self._environment("reducer", recipes=True), self._log("reducer"))
             children.append(Child("reducer", forked, longest_pause_s=REDUCER_PAUSE_S))
         if self.settings.evaluator:
-            children.append(Child("evaluator", lambda: Forked(evaluator.child, running, self._log("evaluator"))))
+            given = self._environment("evaluator", recipes=True)
+            children.append(Child("evaluator", partial(Forked, evaluator.child, given, self._log("evaluator"))))
         return children
+
+    def _environment(self, user: BrokerUser, **more: object) -> dict[str, str]:
+        """The variables of a process that logs in to the broker as `user`; `more`: further settings."""
+        url = self.redis_urls.get(user, self.redis_urls["owner"])
+        known = {"redis_url": url, "control_key": self.settings.ensure_signing_key().public, **more}
+        return self.settings.model_copy(update=known).child_environment()
 
     def _spawn(self, command: list[str], environment: dict[str, str], role: str) -> Handle:
         with self._open_log(role) as file:

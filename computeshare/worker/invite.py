@@ -144,7 +144,8 @@ def last_joined(settings: Settings) -> Joined:
     Raises: Unreachable: nothing is known.
     """
     try:
-        url = settings.resolve_redis_url()  # a broker that is named may be another control plane's than this home's
+        url = settings.resolve_redis_url("worker")
+        # A broker that is named may be another control plane's than this home's.
         key = settings.control_key if settings.redis_url else settings.resolve_control_key()
         return Joined(redis_url=url, control_key=key)
     except Unreachable as error:

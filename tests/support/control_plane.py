@@ -6,13 +6,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
+from redis.exceptions import RedisError
 
 from computeshare.settings import RunFile
+from computeshare.transport.connections import connect
 from computeshare.up.embedded_broker import free_port
 
 PATIENCE_S = 120.0
@@ -94,7 +96,9 @@ class ControlPlane:
             command = ["sh", "-c", f'ulimit -d {limit_bytes // 1024}; exec "$@"', "sh", *command]
         log = self.home / "logs" / f"worker-{name}.log"
         run = RunFile.read(self.home / "run.json")
-        there = {"COMPUTESHARE_HOME": str(home), "COMPUTESHARE_REDIS_URL": run.redis_url} if home and run else {}
+        there = {}
+        if home and run:
+            there = {"COMPUTESHARE_HOME": str(home), "COMPUTESHARE_REDIS_URL": run.redis_urls["worker"]}
         with open(log, "ab") as file:
             environment = self.environment | there | variables
             process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
@@ -125,12 +129,22 @@ def control_plane(home: Path, *flags: str, **variables: str) -> Iterator[Control
         yield plane
         if process.returncode == -signal.SIGKILL:  # by the test, which then looks for what is left
             return
+        assert _refused(home) == []
         pids += [pid for role in ("worker", "reducer", "broker") for pid in plane.pids(role)]
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
         assert [pid for pid in pids if _runs(pid)] == []
     finally:
         process.kill()
+
+
+def _refused(home: Path) -> list[Any]:
+    """The commands that the broker refused to its users."""
+    run = RunFile.read(home / "run.json") or _fail()
+    with suppress(RedisError), connect(run.redis_url, retries=0) as redis:  # it may be away
+        found = cast(list[dict[str, Any]], redis.acl_log(50))
+        return [(one["username"], one["object"], one["context"]) for one in found]
+    return []
 
 
 def _fail() -> RunFile:

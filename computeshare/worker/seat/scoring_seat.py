@@ -51,7 +51,7 @@ class _Asked(BaseException):
 
 def score(seat: Seat, settings: Settings) -> str:
     """Score until no checkpoint waits, the job is gone or the worker is to leave; returns why it ended."""
-    url = settings.resolve_redis_url()
+    url = settings.resolve_redis_url("worker")
     with JobLog(url, Writer(seat.worker, settings.name or hostname()), seat.job) as job_log:
         configure_logging(job_log.capture)
         try:

@@ -59,7 +59,7 @@ def serve(seat_id: str) -> str:
     if stop.is_set():
         return ASKED
     keep_freed_memory()
-    url = settings.resolve_redis_url()
+    url = settings.resolve_redis_url("worker")
     with JobLog(url, Writer(seat.worker, settings.name or hostname()), seat.job) as job_log:
         configure_logging(job_log.capture)
         log_warnings()

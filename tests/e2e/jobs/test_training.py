@@ -219,7 +219,7 @@ def test_a_seat_that_cannot_start_says_why_on_the_jobs_timeline(plane: ControlPl
 
 def test_a_worker_started_before_its_broker_waits_for_it(tmp_path: Path) -> None:
     port = free_port()
-    environment = {**os.environ, "COMPUTESHARE_REDIS_URL": f"redis://:secret@127.0.0.1:{port}/0"}
+    environment = {**os.environ, "COMPUTESHARE_REDIS_URL": f"redis://owner:secret@127.0.0.1:{port}/0"}
     command = [sys.executable, "-m", "computeshare.worker.process", "--queue", "early"]
     worker = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     assert worker.stderr is not None
@@ -262,7 +262,7 @@ def test_a_worker_whose_terminal_closes_leaves_no_orphan(plane: ControlPlane) ->
 def test_no_process_has_the_brokers_password_among_its_arguments(plane: ControlPlane) -> None:
     job_id = plane.create(**DIGITS, rounds=100_000, workers={"min": 1, "max": 1})
     plane.until("a worker", lambda: plane.job(job_id)["workers"] >= 1)
-    password = (plane.home / "run.json").read_text().split("unix://:")[1].split("@")[0]
+    password = (plane.home / "run.json").read_text().split("unix://owner:")[1].split("@")[0]
     up = psutil.Process(plane.process.pid)
     commands = [" ".join(process.cmdline()) for process in [up, *up.children(recursive=True)]]
     assert len(commands) > 8 and not any(password in command for command in commands)

@@ -211,7 +211,7 @@ def test_a_message_whose_reply_was_lost_counts_once_though_it_is_sent_again(redi
     there = by_loopback(redis).connection_pool.connection_kwargs
 
     async def forward(proxy: Proxy) -> None:
-        broker = f"redis://:{there.get('password') or ''}@127.0.0.1:{proxy.port}"
+        broker = f"redis://{there['username']}:{there['password']}@127.0.0.1:{proxy.port}"
         stages = await connect(parts[0], group=group, stages=3, broker=broker)
         before = proxy.connections
         proxy.drop_next_reply()

@@ -48,13 +48,16 @@ def reducer(broker: EmbeddedBroker, job_id: str) -> Iterator[ReducerSession]:
     client.close()
 
 
+def through(proxy: Proxy, broker: EmbeddedBroker, retries: int, **options: float) -> Redis:
+    """A client over the bad link."""
+    url = broker.tcp_url.replace(f":{broker.place.port}/", f":{proxy.port}/")
+    return Redis.from_url(url, retry=Retry(NoBackoff(), retries), protocol=2, **options)
+
+
 @pytest.fixture
 def session(broker: EmbeddedBroker, proxy: Proxy, reducer: ReducerSession) -> Iterator[WorkerSession]:
     """A worker over the bad link, with a lease on the whole round; its scripts are loaded."""
-    password = urlsplit(broker.tcp_url).password
-    client = Redis(
-        port=proxy.port, password=password, socket_timeout=TIMEOUT_S, retry=Retry(NoBackoff(), 0), protocol=2
-    )
+    client = through(proxy, broker, 0, socket_timeout=TIMEOUT_S)
     session = WorkerSession(client, reducer.job_id, "worker", "session")
     assert take_seat(session) == "running"
     assert submit(session, "before there is a lease", b"") == "lease_lost"
@@ -122,7 +125,7 @@ def test_a_slow_and_distant_link_changes_nothing_but_the_time(
 def test_a_client_that_may_retry_rides_out_a_cut_by_itself(
     broker: EmbeddedBroker, proxy: Proxy, reducer: ReducerSession, session: WorkerSession
 ) -> None:
-    client = Redis(port=proxy.port, password=urlsplit(broker.tcp_url).password, retry=Retry(NoBackoff(), 3), protocol=2)
+    client = through(proxy, broker, 3)
     patient = WorkerSession(client, reducer.job_id, "worker", "session")
     assert patient.lease(str(ZERO)).answer == "wait"
     connections = proxy.connections

@@ -69,7 +69,7 @@ def proxy(broker: EmbeddedBroker) -> Iterator[Proxy]:
 @pytest.fixture
 def far(broker: EmbeddedBroker, proxy: Proxy) -> Iterator[Wire]:
     """A wire over a link that can be made bad."""
-    client = client_of(f"redis://:{urlsplit(broker.tcp_url).password}@127.0.0.1:{proxy.port}/0")
+    client = client_of(f"redis://owner:{urlsplit(broker.tcp_url).password}@127.0.0.1:{proxy.port}/0")
     with closing(client), closing(Wire(client, STALL_S)) as wire:
         wire.exchange([["FLUSHALL"]])
         yield wire
@@ -388,7 +388,7 @@ def test_a_slow_link_takes_longer_than_nothing_may_move_for(proxy: Proxy, far: W
 def test_a_transfer_can_be_given_up(broker: EmbeddedBroker, proxy: Proxy, waiting: str) -> None:
     stop = threading.Event()
     with (
-        closing(client_of(f"redis://:{urlsplit(broker.tcp_url).password}@127.0.0.1:{proxy.port}/0")) as client,
+        closing(client_of(f"redis://owner:{urlsplit(broker.tcp_url).password}@127.0.0.1:{proxy.port}/0")) as client,
         closing(Wire(client, 60, interrupt=stop.is_set)) as wire,
     ):
         wire.exchange([["SET", "k", noise(BUCKET)]])
@@ -417,7 +417,7 @@ def test_wires_that_share_a_pacer_keep_to_its_rate(broker: EmbeddedBroker, proxy
         return forward(piece)
 
     proxy._let_up = note  # type: ignore[method-assign]
-    client = client_of(f"redis://:{urlsplit(broker.tcp_url).password}@127.0.0.1:{proxy.port}/0")
+    client = client_of(f"redis://owner:{urlsplit(broker.tcp_url).password}@127.0.0.1:{proxy.port}/0")
     pacer = Pacer(rate)
     wires = [Wire(client, pacer=pacer) for _ in range(2)]
     for each in wires:
@@ -442,7 +442,7 @@ def test_wires_that_share_a_pacer_keep_to_its_rate(broker: EmbeddedBroker, proxy
 
 
 def test_a_wire_over_tls_moves_blobs_both_ways(broker: EmbeddedBroker, tls_port: int) -> None:
-    url = f"rediss://:{broker.place.password}@127.0.0.1:{tls_port}/0?ssl_cert_reqs=none&ssl_check_hostname=false"
+    url = f"rediss://owner:{broker.place.password}@127.0.0.1:{tls_port}/0?ssl_cert_reqs=none&ssl_check_hostname=false"
     with closing(client_of(url)) as client, closing(Wire(client)) as wire:
         value, kept = noise(BUCKET), bytearray(2 * BUCKET)
         [number] = wire.exchange([["CLIENT", "ID"]])

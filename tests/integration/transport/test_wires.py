@@ -61,7 +61,7 @@ def test_another_broker_at_that_port_is_not_taken_for_this_one(
     try:
         port, password = other.place.port, client.connection_pool.connection_kwargs["password"]
         with closing(client_of(other.tcp_url)) as there:
-            there.config_set("requirepass", password)
+            there.acl_setuser("owner", enabled=True, passwords=f"+{password}")
         client.config_set("bind", "127.0.0.2" if sys.platform == "linux" else "::1")
         client.config_set("port", port)
         assert client.info("server")["tcp_port"] == port
@@ -72,7 +72,7 @@ def test_another_broker_at_that_port_is_not_taken_for_this_one(
 
 def test_a_user_who_may_not_ask_keeps_to_the_unix_socket(broker: EmbeddedBroker, client: Redis) -> None:
     client.acl_setuser("few", enabled=True, passwords="+word", keys="*", commands=["+get"])
-    url = broker.url.replace("unix://:", "unix://few:").replace(broker.place.password, "word")
+    url = broker.url.replace("unix://owner:", "unix://few:").replace(broker.place.password, "word")
     with closing(client_of(url)) as few:
         assert few.get("k") is None
         assert by_loopback(few) is few

@@ -12,9 +12,8 @@ import pytest
 from redis import Redis
 from redis.exceptions import RedisError
 
-from computeshare.up import embedded_broker
 from computeshare.up.embedded_broker import PUBSUB_BYTES, UNREAD_S, EmbeddedBroker, Place, can_listen
-from tests.support.requirements import lacking
+from tests.support.servers import SERVERS, use_server
 from tests.support.wait import wait_until
 
 
@@ -148,13 +147,11 @@ def test_a_tail_that_was_cut_off_is_no_damage(tmp_path: Path) -> None:
         broker.stop()
 
 
-@pytest.mark.parametrize("kind", ["valkey", "redis"])
+@pytest.mark.parametrize("kind", SERVERS)
 def test_a_client_that_does_not_read_is_cut_but_a_large_model_is_not(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if kind == "redis":
-        server = shutil.which("redis-server") or lacking("no redis-server")
-        monkeypatch.setattr(embedded_broker, "find_server", lambda: server)
+    use_server(kind, monkeypatch)
     for memory, most in ((100 << 20, 1 << 30), (8 << 30, 4 << 30)):
         broker = EmbeddedBroker.start(tmp_path / "log", maxmemory_bytes=memory)
         try:

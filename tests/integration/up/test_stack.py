@@ -39,7 +39,7 @@ def test_a_reducer_is_there_again_before_a_claim_runs_out_however_often_it_is_ki
     tmp_path: Path, life_s: float
 ) -> None:
     children = Stack(
-        Settings(home=tmp_path), UpOptions(home=tmp_path), redis_url="redis://nowhere"
+        Settings(home=tmp_path), UpOptions(home=tmp_path), redis_urls={"owner": "redis://nowhere"}
     )._describe_children()
     reducers = [child for child in children if child.role == "reducer"]
     assert len(reducers) == 2

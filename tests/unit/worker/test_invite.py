@@ -33,10 +33,18 @@ def test_a_worker_finds_its_broker_by_setting_by_run_file_and_where_it_joined_la
     assert take_up(server, "a", tmp_path) == FIRST and broker_url(settings) == FIRST
     assert take_up(server, "b", tmp_path, SECOND) == SECOND and broker_url(settings) == SECOND
     with pytest.raises(Unreachable):
-        settings.resolve_redis_url()  # the control plane does not go by it
+        settings.resolve_redis_url("api")  # the control plane does not go by it
     RunFile(url="http://h", redis_url="redis://running").write(settings.run_path)
     assert broker_url(settings) == "redis://running"
     assert broker_url(settings.model_copy(update={"redis_url": "redis://set"})) == "redis://set"
+    others = {"redis_urls": {"worker": "redis://worker@running", "api": "redis://api@running"}}
+    RunFile(url="http://h", redis_url="redis://running", **others).write(settings.run_path)
+    assert broker_url(settings) == "redis://worker@running"
+    assert settings.resolve_redis_url("api") == "redis://api@running"
+    assert settings.resolve_redis_url("reducer") == "redis://running"
+    assert settings.resolve_gateway_redis_url() == "redis://worker@running"
+    apart = settings.model_copy(update={"redis_url": "redis://set", "gateway_redis_url": "redis://worker@set"})
+    assert (broker_url(apart), apart.resolve_gateway_redis_url()) == ("redis://set", "redis://worker@set")
 
 
 def test_a_worker_knows_the_key_of_the_control_plane_whose_broker_it_uses(server: FakeServer, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """An invited machine reaches its own workers and the jobs in which these have seats, and nothing else of the broker."""
 
 import json
-import shutil
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -40,13 +39,12 @@ from computeshare.settings import Settings
 from computeshare.transport.connections import connect
 from computeshare.transport.forwarder import Forwarder, GatewayAccess
 from computeshare.transport.wire import Wire
-from computeshare.up import embedded_broker
 from computeshare.up.embedded_broker import EmbeddedBroker
 from tests.integration.api.gateway.hostile import NONCE, OURS, PROBES, THEIRS, Scene, staged_data, want
 from tests.support.gateway import Plane
-from tests.support.requirements import lacking
 from tests.support.rounds import PLAN, ZERO, opened, take_seat
 from tests.support.served_api import serving
+from tests.support.servers import SERVERS, use_server
 
 INFO = WorkerInfo("", "x", "cpu", ("mnist",), {}, 1, "host", 1)
 SPEC = JobSpec(dataset="digits", model="mlp")
@@ -54,16 +52,14 @@ BYSTANDING = ("cs:gateway-traffic", "cs:control", "cs:release", "cs:workers", "c
 """Keys that the control plane changes meanwhile."""
 
 
-@pytest.fixture(scope="module", params=["valkey", "redis"])
+@pytest.fixture(scope="module", params=SERVERS)
 def stage(
     request: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Plane, Redis, GatewayAccess, Scene]]:
     """A gateway before a real broker, a machine that has joined, and others' things in the broker."""
     folder = tmp_path_factory.mktemp("confinement")
     with pytest.MonkeyPatch.context() as patch:
-        if request.param == "redis":
-            server = shutil.which("redis-server") or lacking("no redis-server")
-            patch.setattr(embedded_broker, "find_server", lambda: server)
+        use_server(request.param, patch)
         broker = EmbeddedBroker.start(folder / "broker.log")
     patch.setattr(PieceServer, "serve", lambda *_: 0)  # which would take wants and answers away
     settings = Settings(home=folder / "plane", redis_url=broker.url, public_url="https://home.example")
