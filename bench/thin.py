@@ -9,7 +9,7 @@ micro-batch for each rank and round; a case's `ours`, or `--ours`, holds JobSpec
 name. Each measurement ends after `--limit` seconds, so that only a few of the slow rounds are measured. A case with an
 accuracy compares accuracy after equal samples, and the time to it; where that would take hours over the link, a peer's
 accuracy comes from a run without a link. The time never includes scoring. `--plot` measures at rates from 2 to 1,000
-Mbit/s in place of the case's.
+Mbit/s, or at those given, in place of the case's.
 """
 
 import argparse
@@ -188,16 +188,16 @@ def _line(course: Course) -> list[list[float]]:
     return [[p.seconds, 100 * course.accuracy[p.version]] for p in course.points if p.version in course.accuracy]
 
 
-def sweep(name: str, case: Case, runs: int, data_dir: Path) -> Part:
+def sweep(name: str, case: Case, rates: Sequence[float], runs: int, data_dir: Path) -> Part:
     """Medians of samples per second and of the share of time spent computing, by the link's rate. Raises NoLinks."""
     by_rate = {}
-    for rate in RATES_MBIT:
-        print(f"{rate} Mbit/s", file=sys.stderr, flush=True)
+    for rate in rates:
+        print(f"{rate:g} Mbit/s", file=sys.stderr, flush=True)
         limit_s = case.limit_s * max(1.0, LIMITED_MBIT / rate)
         shaped = replace(case, shape=replace(case.shape, rate_mbit=rate), limit_s=limit_s)
         found = compare(shaped, runs, data_dir)
         by_rate[rate] = {f"ComputeShare: {label}": each for label, each in found.ours.items()} | {**found.peers}
-    labels = list(by_rate[RATES_MBIT[0]])
+    labels = list(by_rate[rates[0]])
     rows: list[list[Cell]] = []
     for rate, everyone in by_rate.items():
         busy = [median([run.busy for run in runs]) or 0.0 for runs in everyone.values()]
@@ -207,7 +207,7 @@ def sweep(name: str, case: Case, runs: int, data_dir: Path) -> Part:
     lines = {label: [[rate, _rate((label, each[label]))] for rate, each in by_rate.items()] for label in labels}
     plot = Plot(f"{name}-rates", f"{name}: samples/s by the link's rate", "Mbit/s", "samples/s", lines, True)
     details = {
-        f"{rate} Mbit/s": {label: [run.details for run in done] for label, done in everyone.items()}
+        f"{rate:g} Mbit/s": {label: [run.details for run in done] for label, done in everyone.items()}
         for rate, everyone in by_rate.items()
     }
     return Part([Table(title, ["Mbit/s", *labels], rows, f"Runs: {runs}.")], [plot], {f"{name} by rate": details})
@@ -235,7 +235,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=CASES, action="append")
     parser.add_argument("--runs", type=int, default=5, help="runs of each system, in turns")
-    parser.add_argument("--plot", action="store_true", help="measure at rates from 2 to 1,000 Mbit/s")
+    parser.add_argument("--plot", nargs="*", type=float, metavar="MBIT", help="measure at rates from 2 to 1,000 Mbit/s")
     parser.add_argument("--ours", type=json.loads, help="fields of JobSpecs by name, as JSON, in place of the case's")
     parser.add_argument("--peers", nargs="+", choices=METHODS, help="in place of the case's")
     parser.add_argument("--rate", type=float, help="Mbit/s, in place of the case's")
@@ -249,8 +249,8 @@ def main() -> None:
     parts, data_dir = [], Settings().data_dir
     for name in options.case or CASES:
         case = _changed(CASES[name], options)
-        if options.plot:
-            parts.append(sweep(name, case, options.runs, data_dir))
+        if options.plot is not None:
+            parts.append(sweep(name, case, options.plot or RATES_MBIT, options.runs, data_dir))
         else:
             parts.append(tell(name, case, compare(case, options.runs, data_dir)))
         print(markdown(parts[-1]), flush=True)
