@@ -173,7 +173,7 @@ class Settings(BaseSettings):
             return run.redis_urls.get(user, run.redis_url)
         raise Unreachable(
             "no broker is known: start `computeshare up` on this machine, or set COMPUTESHARE_REDIS_URL "
-            "(for example redis://:PASSWORD@HOST:6379/0)"
+            "(for example redis://worker:PASSWORD@HOST:6379/0)"
         )
 
     def resolve_gateway_redis_url(self) -> str:

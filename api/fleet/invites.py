@@ -192,19 +192,24 @@ class InviteService:
             record(connection, "machine.key", machine_id, (INVITED, address), worker=row.worker)
 
     def note(self) -> str | None:
-        """A warning to the user if other machines may not reach the broker; None otherwise."""
+        """Warnings: other machines may not reach the broker, or may do everything there. None without any."""
         url = self._broker_url
         if not url:
             return None
         if is_local(url):
             return UNREACHABLE
         host = urlsplit(url).hostname or ""
-        return NEARBY.format(host=host) if is_nearby(host) else None
+        notes = [NEARBY.format(host=host)] if is_nearby(host) else []
+        return ". ".join(notes + [UNCONFINED] * (urlsplit(url).username != "worker")) or None
 
 
 UNREACHABLE = (
     "the broker's address in COMPUTESHARE_PUBLIC_REDIS_URL can be reached from its own machine only: unset it, so that "
     "machines use the gateway, or set it to an address that they can reach; then restart the control plane"
+)
+UNCONFINED = (
+    "the address in COMPUTESHARE_PUBLIC_REDIS_URL is not that of the broker's user worker: a machine that gets it may "
+    "do everything in the broker; make users (docs/security.md), or unset it, so that machines use the gateway"
 )
 NEARBY = (
     "other networks do not know the broker's name, {host}: set COMPUTESHARE_PUBLIC_REDIS_URL to an address that other "

@@ -27,7 +27,7 @@ class Machines:
     """Reads the joined machines. Methods read the database.
 
     Args:
-        broker_url: returns the control plane's own address of the broker, or raises SettingsError.
+        broker_url: returns the broker's address for machines' connections, or raises SettingsError.
     """
 
     def __init__(self, database: Database, broker_url: Callable[[], str]) -> None:
@@ -52,7 +52,7 @@ class Machines:
             }
 
     def broker_url(self, machine: JoinedMachine) -> str:
-        """The broker's address and password for this machine's connections, which the gateway keeps to itself: one
-        user's for all, since the gateway decides on each command (ADR 31).
+        """The broker's address and password for this machine's connections, which the gateway keeps to itself: that of
+        its user `worker` for all, since the gateway decides on each command (ADR 31).
         """
         return self._broker_url()

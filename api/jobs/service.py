@@ -137,7 +137,7 @@ class Jobs:
         """Risks to a job with this specification, each with a remedy."""
         if spec.sharers or not self._invited(spec.queue):
             return []
-        until = "" if spec.audit == 0 else " before an audit finds it"
+        until = " before an audit finds it" if spec.with_audits(True).audit else ""
         return [
             f"Invited machines serve this queue, and a single bad machine can spoil this job{until}: to tolerate a "
             f"minority of them, {spec.strategy.remedy}"

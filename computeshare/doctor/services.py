@@ -14,7 +14,7 @@ from computeshare.worker.invite import last_joined
 SKEW_S = 5.0
 FULL, NEARLY = 0.97, 0.85
 """Fractions of the broker's memory: at FULL there is no room for a round, at NEARLY there soon will be none."""
-_OLDEST_BROKER = (6, 2)  # XTRIM MINID
+_OLDEST_BROKER = (7, 0)  # PEXPIRE LT, users with keys that they only read
 
 
 def broker(machine: Surroundings) -> Check:
@@ -37,7 +37,7 @@ def broker(machine: Surroundings) -> Check:
     told = f"{name} at {found.url}, answers in {1000 * found.answers_in_s:.1f} ms"
     version = tuple(int(part) for part in str(info.get("redis_version", "0")).split(".")[:2])
     if version < _OLDEST_BROKER:
-        return Check("broker", "fail", told, "use Valkey, or Redis 6.2 or newer")
+        return Check("broker", "fail", told, "use Valkey, or Redis 7.0 or newer")
     return Check("broker", "ok", told)
 
 

@@ -432,7 +432,6 @@ class WorkerSession:
         return self._channel.script(
             "lease",
             self.keys,
-            news_key=self.keys.news(token),
             token=token,
             worker=self.worker_id,
             session=self.session_id,

@@ -131,6 +131,6 @@ def connect(url: str, retries: int = RETRIES, timeout_s: float = BLOCK_MS / 1000
         return Redis.from_url(url, **named)
     except ValueError as error:  # its message may quote a part of the password
         raise SettingsError(
-            f"{without_secret(url)} is no address of a broker: give redis://:PASSWORD@HOST:6379/0, rediss:// or "
+            f"{without_secret(url)} is no address of a broker: give redis://USER:PASSWORD@HOST:6379/0, rediss:// or "
             "unix://; what the password has of / ? # @ is written %2F %3F %23 %40"
         ) from error

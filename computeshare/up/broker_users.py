@@ -1,81 +1,88 @@
-"""The broker's users: a user for each role, with the commands and keys that the role needs. Pure.
+"""The broker's users: a user for each role, with the commands and keys that it needs. Pure.
 
-    python -m computeshare.up.broker_users > broker-users.conf
+    python -m computeshare.up.broker_users >> broker.conf
 
-prints the lines for the configuration of a broker of your own, with variables in the place of passwords.
+prints their lines for the configuration of a broker of your own, with new passwords, and the address of each. With
+`--variables`, names stand for the passwords, and the owner is left out: so the containers have them.
 """
 
-from collections.abc import Iterator, Mapping
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 
 from computeshare.protocol import keys
 from computeshare.protocol.keys import JobKeys
+from computeshare.queue.rq_keys import SUSPENDED, WORKERS, RqKeys, RqSeatKeys
 from computeshare.settings import BrokerUser, derive
 
-JOB = JobKeys("*")
-COMMANDS = "+@all -@admin -@dangerous -@scripting +evalsha +script|load +sort +info"
-"""Of every role: neither the server nor data of others' making can be changed, read out, or flushed as a whole."""
-EVENTS = "spec fence events logs"
-"""What `announce` and `log` name. A script needs the right to write each key that it names, if only to read it."""
-LEASES = "leases backups audits copies disputes early received offers free full answers arrivals speeds suspects recent"
-WRITES: Mapping[BrokerUser, str] = {
-    "reducer": f"{EVENTS} {LEASES} round versions sessions banned strikes peers peer staged update weights delta news "
-    "chain state steps draft drafts stages reducer backlog taken",
-    "evaluator": f"{EVENTS} scoring score_requests score_answer",
-    "worker": f"{EVENTS} {LEASES} round versions sessions banned seats kinds peers peer staged update news measured "
-    "probe handed inner members placement mail scoring score_requests score_answer",
-}
-"""The keys of a job that each role may write, by their names in `JobKeys`. All of a job's keys may be read."""
+JOB, RQ, SEAT = JobKeys("*"), RqKeys("*"), RqSeatKeys("*")
+COMMANDS = "+@all -@admin -@dangerous -@scripting +evalsha +script|load +info"
+"""Of every role. None can administer the broker, see its clients, run a script by its text, or flush everything."""
+UNITS = (
+    *(JOB.leases(), JOB.backups(), JOB.audits(), JOB.copies(), JOB.disputes(), JOB.suspects(), JOB.offers()),
+    *(JOB.received(), JOB.early(), JOB.answers(), JOB.arrivals(), JOB.speeds(), JOB.recent(), JOB.full()),
+    *(JOB.free(), JOB.staged("*"), JOB.update("*", "*")),
+)
+"""Leases, and what is sent for them. A script needs the right to write each key that its caller names."""
+ROUND = (JOB.round(), JOB.versions(), JOB.events(), JOB.logs(), JOB.sessions(), JOB.peers(), JOB.peer("*"))
+WEIGHTS = (JOB.weights("*"), JOB.delta("*"), JOB.news("*"), JOB.chain(), JOB.draft("*"), JOB.drafts())
+STATE = (JOB.state("*"), JOB.steps(), JOB.stages(), JOB.reducer(), JOB.fence(), JOB.backlog(), JOB.taken())
 BUNDLES = (keys.BUNDLE_WANTS, keys.BUNDLE_ASKED, keys.bundle_ready("*"))
 GROUPS = (keys.group_peers("*"), keys.group_peer("*", "*"), keys.group_stage("*", "*"))
-SHARED: Mapping[BrokerUser, tuple[str, ...]] = {
-    "reducer": (keys.JOBS, keys.GIVEN_UP),
-    "evaluator": (
-        keys.JOBS,
-        keys.EVALUATOR,
-        keys.RECIPE_EVALUATOR,
-        keys.TEXT_REQUESTS,
-        keys.text_request("*"),
-        keys.text_answer("*"),
+QUEUES = (
+    *(RQ.queue(), *RQ.registries(), RQ.worker(), RQ.workers(), WORKERS),
+    *(SEAT.job(), SEAT.dependencies(), SEAT.results(), SEAT.executions(), SEAT.execution("*")),
+)
+WRITES: Mapping[BrokerUser, tuple[str, ...]] = {
+    "reducer": (
+        *(*ROUND, *UNITS, *WEIGHTS, *STATE, JOB.spec(), JOB.banned(), JOB.strikes()),
+        *(keys.JOBS, keys.GIVEN_UP),
     ),
-    "worker": (keys.WORKERS, keys.worker("*"), *BUNDLES, *GROUPS, "rq:*"),
+    "evaluator": (
+        *(JOB.events(), JOB.logs(), JOB.scoring("*"), keys.JOBS, keys.EVALUATOR, keys.RECIPE_EVALUATOR),
+        *(keys.TEXT_REQUESTS, keys.text_request("*"), keys.text_answer("*")),
+    ),
+    "worker": (
+        *(*ROUND, *UNITS, JOB.kinds(), JOB.measured("*"), JOB.probe("*"), JOB.handed(), JOB.inner("*")),
+        *(JOB.members(), JOB.placement(), JOB.mail("*"), JOB.score_requests("*"), JOB.score_answer("*")),
+        *(keys.WORKERS, keys.worker("*"), *BUNDLES, *GROUPS, *QUEUES),
+    ),
 }
-"""The other keys that each role may write."""
+"""The keys that each role may write, as patterns. Of jobs it may read all."""
 READS: Mapping[BrokerUser, tuple[str, ...]] = {
     "reducer": (keys.RELEASE,),
-    "evaluator": (keys.RELEASE, keys.worker("*")),
-    "worker": (keys.RELEASE, keys.orders("*"), keys.bundle_offers("*"), keys.bundle_piece("*")),
+    "evaluator": (keys.RELEASE,),
+    "worker": (keys.RELEASE, keys.orders("*"), keys.bundle_offers("*"), keys.bundle_piece("*"), SUSPENDED),
 }
 """The keys beside jobs' that each role may read and not write."""
-CHANNELS: Mapping[BrokerUser, tuple[str, ...]] = {"worker": ("rq:pubsub:*", JOB.here("*"))}
+MORE: Mapping[BrokerUser, str] = {
+    "reducer": "+sort",
+    "evaluator": "-scan -randomkey",
+    "worker": f"-scan -randomkey &{RQ.channel()} &{JOB.here('*')}",
+}
+"""Further rules: commands, and channels."""
 
 
 def password(secret: str, user: BrokerUser) -> str:
-    """A user's password. The owner's is the secret itself; from another's, neither can be found."""
+    """A user's password: the owner's is the secret. From a role's, neither the secret nor another role's follows."""
     return secret if user == "owner" else derive(secret, f"broker user {user}")
 
 
 def config_lines(secret: str) -> list[str]:
     """The users as lines of a broker's configuration, with digests of their passwords; the default user is off."""
-    return [*_lines({user: f"#{sha256(password(secret, user).encode()).hexdigest()}" for user in RULES})]
+    return [*_lines(lambda user: f"#{sha256(password(secret, user).encode()).hexdigest()}")]
 
 
-def _lines(passwords: Mapping[BrokerUser, str]) -> Iterator[str]:
+def _lines(password_of: Callable[[BrokerUser], str]) -> Iterator[str]:
     yield "user default off"
-    for user, one in passwords.items():
-        yield f"user {user} on {one} {RULES[user]}"
+    for user, rules in RULES.items():
+        yield f"user {user} on {password_of(user)} {rules}"
 
 
 def _rules(user: BrokerUser) -> str:
-    written = [*map(_pattern, WRITES[user].split()), *SHARED[user]]
-    only_read = [keys.ROUNDS, *READS[user]]
-    rules = [*(f"~{one}" for one in written), *(f"%R~{one}" for one in only_read)]
-    return " ".join([*rules, *(f"&{one}" for one in CHANNELS.get(user, ())), COMMANDS])
-
-
-def _pattern(name: str) -> str:
-    method = getattr(JobKeys, name)
-    return str(method(JOB, *"*" * (method.__code__.co_argcount - 1)))
+    written, read = (f"~{one}" for one in WRITES[user]), (f"%R~{one}" for one in (keys.ROUNDS, *READS[user]))
+    return " ".join([*written, *read, COMMANDS, MORE[user]])
 
 
 RULES: Mapping[BrokerUser, str] = {
@@ -86,5 +93,17 @@ RULES: Mapping[BrokerUser, str] = {
 """Each user's rules. The owner's are for a person, and for commands that a person gives."""
 
 
+def main(arguments: list[str]) -> None:
+    """Print the lines."""
+    if arguments == ["--variables"]:
+        lines = _lines(lambda user: f">${user.upper()}_PASSWORD")
+        print("\n".join(line for line in lines if not line.startswith("user owner ")))
+        return
+    words = {user: secrets.token_hex(24) for user in RULES}
+    for user, word in words.items():
+        print(f"# {user}: redis://{user}:{word}@HOST:6379/0")
+    print("\n".join(_lines(lambda user: f">{words[user]}")))
+
+
 if __name__ == "__main__":
-    print("\n".join(_lines({user: f">${user.upper()}_PASSWORD" for user in RULES})))
+    main(sys.argv[1:])

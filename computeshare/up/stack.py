@@ -335,9 +335,9 @@ class Stack:
     def _describe_children(self) -> list[Child]:
         options = self.options
         api = [sys.executable, "-m", "api", "--child", "--host", options.host, "--port", str(options.port)]
-        machines = self.redis_urls.get("worker", self.settings.gateway_redis_url)
-        given = self._environment("api", recipes=True, gateway_redis_url=machines)
-        children = [Child("api", partial(self._spawn, api, given, "api"))]
+        gateway_url = self.redis_urls.get("worker", self.settings.gateway_redis_url)
+        environment = self._environment("api", recipes=True, gateway_redis_url=gateway_url)
+        children = [Child("api", partial(self._spawn, api, environment, "api"))]
         worker = [sys.executable, "-m", "computeshare.worker.process", "--queue", options.queue, "--recipes", "--child"]
         for number in range(1, options.workers + 1):
             name = ["--name", f"worker-{number}"]
@@ -347,8 +347,8 @@ class Stack:
             forked = partial(Forked, reducer.child, self._environment("reducer", recipes=True), self._log("reducer"))
             children.append(Child("reducer", forked, longest_pause_s=REDUCER_PAUSE_S))
         if self.settings.evaluator:
-            given = self._environment("evaluator", recipes=True)
-            children.append(Child("evaluator", partial(Forked, evaluator.child, given, self._log("evaluator"))))
+            environment = self._environment("evaluator", recipes=True)
+            children.append(Child("evaluator", partial(Forked, evaluator.child, environment, self._log("evaluator"))))
         return children
 
     def _environment(self, user: BrokerUser, **more: object) -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 import structlog
 import typer
 from redis import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, RedisError
 from rq import Queue
 from rq.serializers import JSONSerializer
 
@@ -118,6 +118,7 @@ def shake_hands(redis: Redis, worker: WorkerInfo, leaving: threading.Event) -> N
     """Compare versions with the control plane, waiting for an absent broker; exits if `leaving` is set meanwhile.
 
     Raises: VersionError: the versions do not fit. The worker has then registered as refused, for the workers' page.
+        SettingsError: the broker does not let it in.
     """
     outage = Outage()
     while not leaving.is_set():
@@ -125,6 +126,11 @@ def shake_hands(redis: Redis, worker: WorkerInfo, leaving: threading.Event) -> N
             handshake.check(redis, "worker")
             outage.is_over()
             return
+        except AuthenticationError as error:
+            raise SettingsError(
+                "the broker does not know this user or password: start the worker again, with the broker's present "
+                "address, or take up a new invite"
+            ) from error
         except RedisError as error:
             outage.lasts(error)
             leaving.wait(HEARTBEAT_S)

@@ -1,6 +1,6 @@
 """The scripts that a machine may call, and the form of their keys and arguments. Pure.
 
-A script has the control plane's rights: its keys must be exactly those of one job that the arguments imply.
+A script writes the round, whoever calls it: its keys must be exactly those of one job that the arguments imply.
 """
 
 import functools
@@ -55,7 +55,6 @@ MORE_FORMS = {
 }
 Values = Mapping[str, Any]
 IMPLIED: Mapping[str, Callable[[JobKeys, Values], str | list[str]]] = {
-    "news_key": lambda job, values: job.news(values["token"]),
     "peer_key": lambda job, values: job.peer(values["worker"]),
     "update_keys": lambda job, values: [job.update(values["token"], one) for one in values["micro_batches"]],
     "staged_keys": lambda job, values: [

@@ -156,11 +156,10 @@ class ModelStages:
             except Exception as error:  # a model may be unable to compute noise
                 log.warning("stage not tested", stage=name, error=f"{type(error).__name__}: {error}"[:300])
                 continue
-            finally:
-                collect_garbage()
             told = replace(found, error=max(told.error, found.error), seconds=told.seconds + found.seconds)
             if told.trouble:
                 break
+        collect_garbage()
         return told
 
     def _own_layout(self, number: int) -> Layout:
@@ -177,18 +176,18 @@ class ModelStages:
             raise ValueError("its random layers cannot be switched off")
         for part in replica.modules:
             selftest.still(part)
-        is_first = device.type == "cpu"
+        is_reference = device.type == "cpu"
 
         def compute() -> Vector:
-            nonlocal is_first
+            nonlocal is_reference
             with contextlib.suppress(Interrupted):
                 replica.compute(UNIT, mail)
             found = replica.stages[number].gradient
-            if not is_first:
+            if not is_reference:
                 return found  # compared before it changes: a copy would take more memory than training does
             if not np.isfinite(found).all():
                 raise ValueError("noise in the place of other stages' values gives no finite gradient")
-            is_first = False
+            is_reference = False
             return found.copy()
 
         return compute

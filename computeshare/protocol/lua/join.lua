@@ -4,12 +4,12 @@
 -- `fenced` (this seat is not the worker's current seat), `banned` (a worker of its machine is), `unlike` (its
 -- untrained parameters are not the job's) or `altered` (the job has audits, and the worker joined it before as a machine
 -- of another kind).
-local round_key, sessions_key, seats_key, leases_key, backups_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local free_key, versions_key, events_key, banned_key, kinds_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local audits_key = KEYS[11]
+local round_key, sessions_key, leases_key, backups_key, free_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local versions_key, events_key, kinds_key, audits_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local worker, session, seat = ARGV[1], ARGV[2], ARGV[3]
 local event = ARGV[4] -- JSON object: the worker's description of itself
 local frozen = ARGV[5] -- digest of the parameters that are not trained; empty without any
+local seats_key, banned_key = job_of(round_key) .. ":seats", job_of(round_key) .. ":banned"
 
 local said = fields_of(event)
 if not said then return redis.error_reply("a session's event is a JSON object of at most 64 KiB") end

@@ -19,16 +19,17 @@
 -- `wait`, `stale` (another version is current), `fenced`, `banned`, `gone` (the job is not open), or the job's status
 -- if it is not running. Only `leased` changes anything and returns micro-batches.
 local round_key, sessions_key, leases_key, backups_key, received_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local free_key, speeds_key, events_key, banned_key, suspects_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local news_key = KEYS[11] -- of the version after the token's
-local audits_key, copies_key, kinds_key, disputes_key = KEYS[12], KEYS[13], KEYS[14], KEYS[15]
-local early_key = KEYS[16] -- what the next round has received
-local recent_key = KEYS[17] -- tokens of the versions that an update may be computed on, the newest first
+local free_key, speeds_key, events_key, suspects_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local audits_key, copies_key, kinds_key, disputes_key = KEYS[10], KEYS[11], KEYS[12], KEYS[13]
+local early_key = KEYS[14] -- what the next round has received
+local recent_key = KEYS[15] -- tokens of the versions that an update may be computed on, the newest first
 local token, worker, session = ARGV[1], ARGV[2], ARGV[3]
 local and_news = ARGV[4] -- 1: the worker reads the news right after this script, so if the next version is current
 -- and has news, the lease is on the next version; else 0
 
 local devices = tonumber(ARGV[5]) -- units that the worker computes at once
+local banned_key = job_of(round_key) .. ":banned"
+local news_key = job_of(round_key) .. ":news:" .. token -- of the version after the token's
 
 local SHORTEST_MS = 2000 -- of a lease
 local UNMEASURED_MS = 5000 -- assumed time of a micro-batch until any worker is measured

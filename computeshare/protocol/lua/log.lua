@@ -1,9 +1,10 @@
 -- log.lua: append lines to the log of a job that still exists. If nobody reads the log, the oldest lines are dropped.
 -- Lines above the limit of `computeshare/protocol/limits.py` are left out.
 -- Returns how many lines were given, or 0 if the job is gone (nothing is changed).
-local spec_key, logs_key = KEYS[1], KEYS[2]
+local logs_key = KEYS[1]
 local kept, kept_bytes = ARGV[1], tonumber(ARGV[2]) -- about how many lines, and bytes of lines, to keep
 local lines = slice(ARGV, 3) -- JSON
+local spec_key = job_of(logs_key) .. ":spec"
 
 if redis.call("EXISTS", spec_key) == 0 then return 0 end
 local LONGEST_LINE = 200000 -- bytes

@@ -15,7 +15,7 @@ local about = ARGV[3] -- JSON object; "listens":true if the sender listens on it
 local number = ARGV[4] -- of the placement that `plan` replaces
 local present, plan = ARGV[5], ARGV[6] -- the sessions it was made for; JSON object; both empty: none is proposed
 
-local channels = members_key:match("^(.*):") .. ":here:" -- the names of the job's channels, without the session
+local channels = job_of(members_key) .. ":here:" -- the names of the job's channels, without the session
 local LIFE_MS = 5000
 local LOST_MS = 600 -- time to connect again
 local status = redis.call("HGET", round_key, "status")

@@ -6,6 +6,10 @@ local function slice(values, from, step) -- the values from index `from` on, or 
   return found
 end
 
+-- what the names of a job's keys begin with. A script that only reads a key makes its name of this: whoever calls a
+-- script needs the right to write each key that the caller names
+local function job_of(key) return key:match("^(.*):") end
+
 local function machine_of(worker) return worker:sub(1, 8) end -- all workers of an invited machine have this in common
 
 local function machines_of(workers) -- the number of machines that these workers run on

@@ -21,7 +21,7 @@ from computeshare.jobspec.sampling_plan import Seeds
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.recipe_facts import RecipeFacts
 from computeshare.jobspec.tasks.recipes import RecipeTask as RecipeTaskSpec
-from computeshare.runtime.processes import keep_freed_memory, spare_the_collector
+from computeshare.runtime.processes import collect_garbage, keep_freed_memory, spare_the_collector
 from computeshare.tasks import metrics
 from computeshare.tasks.base import Batch, Indices, Part, Split, SplitName, Task, TaskInstance
 from computeshare.tasks.modules import frozen_digest
@@ -234,6 +234,7 @@ class Server:
 
     def _build(self, request: messages.Build) -> messages.Built:
         self._tried.clear()
+        collect_garbage()  # compiled trials
         self._replica = replica = self._computation().replica(JobSpec.model_validate_json(request.spec))
         spare_the_collector()
         found = replica.compilation

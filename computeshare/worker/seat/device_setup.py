@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from computeshare.bundles.store import BundleStore
+from computeshare.codecs.measured_link import MeasuredLink
 from computeshare.codecs.messages import UpdateEncoder, feedback_of
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import SpecError
 from computeshare.jobspec.memory_estimate import allowed_bytes
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.round_store import RoundStore
-from computeshare.runtime.processes import spare_the_collector
+from computeshare.runtime.processes import collect_garbage, spare_the_collector
 from computeshare.settings import Settings
 from computeshare.tasks.recipes import requirements
 from computeshare.tasks.recipes.bundle import Bundle
@@ -84,9 +85,8 @@ class LoadedModel:
         """
         if not seat.spec.is_open:
             return seat
-        precisions = trial_precisions(seat.spec, self.memory)
-        computes = {one: self.computation.trial(seat.spec, one) for one in precisions}
-        found = when_there_is_room(lambda: measure(seat.session, computes, self.computation.layout), seat.stop)
+        found = self._measured(seat)
+        collect_garbage()  # compiled trials
         log.info("measured", job=seat.seat.job, **found.model_dump())
         seat.session.report(found.model_dump_json())
         spec = _chosen(seat)
@@ -94,6 +94,11 @@ class LoadedModel:
             self.memory.check(spec.precision)
         seat.status.rounds = spec.rounds_total
         return replace(seat, spec=spec)
+
+    def _measured(self, seat: SeatContext) -> MeasuredLink:
+        precisions = trial_precisions(seat.spec, self.memory)
+        computes = {one: self.computation.trial(seat.spec, one) for one in precisions}
+        return when_there_is_room(lambda: measure(seat.session, computes, self.computation.layout), seat.stop)
 
     def prepare(self, seat: SeatContext) -> Training:
         """Build the replicas, what reads weights and what sends updates, and the loop that the strategy asks for."""

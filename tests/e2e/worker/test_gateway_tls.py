@@ -1,19 +1,22 @@
-"""`up --tls self`: the line that an invite prints is all that the other machine needs."""
+"""HTTPS by `up` itself: with `--tls self`, the line that an invite prints is all that the other machine needs."""
 
 import os
 import shlex
 import shutil
+import ssl
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from api.fleet.worker_wheel import FILE, PATH
+from bench.gateway import certify
 from computeshare.errors import SettingsError
 from computeshare.up.embedded_broker import free_port
 from computeshare.worker.invite import join
-from tests.support.control_plane import DIGITS_MLP, ControlPlane
+from tests.support.control_plane import DIGITS_MLP, ControlPlane, control_plane
 from tests.support.requirements import lacking
 
 pytestmark = pytest.mark.e2e
@@ -69,3 +72,21 @@ def test_another_certificate_is_not_trusted_and_the_code_stays_unused(plane: Con
         join(link, "mac", tmp_path, "abc")
     assert plane.get(f"/v1/invites/{made['id']}")["status"] == "pending"
     assert join(link, "mac", tmp_path, fingerprint.upper()).gateway is not None
+
+
+def test_a_certificate_of_ones_own_is_served(tmp_path: Path) -> None:
+    if not shutil.which("openssl"):
+        lacking("no openssl")
+    certify(tmp_path)
+    port, files = free_port(), ("--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem"))
+    with control_plane(
+        tmp_path / "home", *files, "--tls-port", str(port), "--public-url", f"https://localhost:{port}"
+    ) as up:
+        served = ssl.get_server_certificate(("localhost", port))
+        assert ssl.PEM_cert_to_DER_cert(served) == ssl.PEM_cert_to_DER_cert((tmp_path / "cert.pem").read_text())
+        made = up.http.post("/v1/invites", json={"queue": "own"}).json()
+        link = made["command"].split("--join ")[1].split()[0]
+        assert link.startswith(f"https://localhost:{port}#")
+        with pytest.raises(SettingsError, match="no control plane answers"):
+            join(link, "mac", tmp_path)  # by the system's certificates, of which this is none
+        assert join(link, "mac", tmp_path, sha256(ssl.PEM_cert_to_DER_cert(served)).hexdigest()).gateway is not None

@@ -74,7 +74,7 @@ def test_a_joined_machine_runs_signed_recipes_and_no_secret_leaves_its_place(
     finally:
         worker.terminate()
         worker.wait(20)
-    assert all(len(place) > 100 for place in found.values()) and len(secrets) == 6
+    assert all(len(place) > 100 for place in found.values()) and len(secrets) == 10
     leaks = [f"{name} in {where}" for name, text in secrets.items() for where in found if text.encode() in found[where]]
     assert leaks == []
     spent = [where for where, place in found.items() if code.encode() in place]
@@ -91,7 +91,8 @@ def held(plane: ControlPlane, there: Path, token: str) -> dict[str, str]:
         "the key of the login link": derive(token, "login"),
         "the control plane's key": (plane.home / "control.key").read_text().strip(),
         "the machine's key": machine.read_text().strip(),
-        "the broker's password": urlsplit(run.redis_url).password or "",
+        "the owner's password of the broker": urlsplit(run.redis_url).password or "",
+        **{f"the password of {user}": urlsplit(url).password or "" for user, url in run.redis_urls.items()},
     }
 
 

@@ -141,9 +141,9 @@ def test_too_many_lines_at_a_time_are_counted_instead(redis: Redis, redis_url: s
 
 def test_a_broker_that_was_away_gets_what_was_logged_meanwhile(quick: None, tmp_path: Path, job_id: str) -> None:
     broker = EmbeddedBroker.start(tmp_path / "broker.log")
-    place = broker.place
+    place, url = broker.place, broker.url
     broker.stop()
-    with JobLog(place.url, WRITER, job_id) as job_log:
+    with JobLog(url, WRITER, job_id) as job_log:
         started = time.monotonic()
         for number in range(100):
             job_log.capture(None, "info", {"event": str(number), "level": "info"})

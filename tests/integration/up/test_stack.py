@@ -1,12 +1,13 @@
 """The processes that `computeshare up` keeps running: how soon one that ended is there again."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from computeshare.reducer.process import CLAIM_MS
-from computeshare.settings import Settings
+from computeshare.settings import BrokerUser, Settings
 from computeshare.up.stack import FORKS, WATCH_S, Child, Stack, UpOptions
 
 
@@ -31,6 +32,19 @@ def longest_absence_s(child: Child, life_s: float) -> float:
             now += WATCH_S
         longest_s = max(longest_s, now - ended)
     return longest_s
+
+
+def test_every_process_logs_in_to_the_broker_as_its_role(tmp_path: Path) -> None:
+    users: tuple[BrokerUser, ...] = ("owner", "api", "reducer", "evaluator", "worker")
+    urls = {one: f"redis://{one}@x" for one in users}
+    children = Stack(Settings(home=tmp_path), UpOptions(home=tmp_path, workers=1), redis_urls=urls)._describe_children()
+    for child in children:
+        assert isinstance(child.start, partial)
+        (environment,) = (one for one in child.start.args if isinstance(one, dict))
+        assert environment["COMPUTESHARE_REDIS_URL"] == f"redis://{child.role}@x"
+        behind = environment.get("COMPUTESHARE_GATEWAY_REDIS_URL")
+        assert behind == ("redis://worker@x" if child.role == "api" else None)
+    assert {child.role for child in children} == {*users} - {"owner"}
 
 
 @pytest.mark.skipif(not FORKS, reason="on macOS, reducers are spawned, which takes seconds")

@@ -39,7 +39,9 @@ def test_a_password_that_would_cut_its_address_short_is_refused_and_not_quoted(c
 
 
 def test_what_is_no_address_of_a_broker_is_told_with_an_example() -> None:
-    with pytest.raises(SettingsError, match=r"nonsense is no address of a broker: give redis://:PASSWORD@HOST:6379/0"):
+    with pytest.raises(
+        SettingsError, match=r"nonsense is no address of a broker: give redis://USER:PASSWORD@HOST:6379/0"
+    ):
         connect("nonsense")
 
 

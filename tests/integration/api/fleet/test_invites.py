@@ -296,14 +296,19 @@ def test_invited_machines_get_the_address_that_is_meant_for_them(tmp_path: Path,
     assert (tmp_path / "control.key").stat().st_mode & 0o077 == 0
 
 
-def test_a_name_that_only_the_brokers_network_knows_is_warned_of(database: Database) -> None:
+def test_an_address_of_the_broker_that_others_do_not_know_or_that_allows_everything_is_warned_of(
+    database: Database,
+) -> None:
     def noted(url: str) -> str | None:
         return InviteService(database, url).note()
 
-    note = noted("redis://:secret@valkey:6379/0") or ""
+    note = noted("redis://worker:secret@valkey:6379/0") or ""
     assert "valkey" in note and "COMPUTESHARE_PUBLIC_REDIS_URL" in note and "secret" not in note
-    for url in (BROKER, "redis://10.0.0.5:6379", "redis://[2001:db8::1]:6379"):
-        assert noted(url) is None
+    for host in ("broker.example:6379", "10.0.0.5:6379", "[2001:db8::1]:6379"):
+        assert noted(f"rediss://worker:secret@{host}") is None
+        for user in ("", ":secret@", "owner:secret@"):
+            note = noted(f"rediss://{user}{host}") or ""
+            assert "may do everything in the broker" in note and "secret" not in note
 
 
 def test_all_that_keeps_another_machine_from_joining_is_said_at_once(tmp_path: Path) -> None:

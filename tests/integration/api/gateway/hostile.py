@@ -49,7 +49,7 @@ class Scene:
         about = json.dumps({"worker": self.worker, "session": OURS, "reason": "x"})
         right: dict[str, dict[str, Any]] = {
             "join": {**session, "seat": self.seat, "event": "{}", "frozen": ""},
-            "lease": {**session, **token, "and_news": 0, "devices": 1, "news_key": job.news(str(ZERO))},
+            "lease": {**session, **token, "and_news": 0, "devices": 1},
             "extend": {
                 **session,
                 "staged_keys": staged,
@@ -237,7 +237,7 @@ PROBES |= {
     "join another job": lambda s: [s.call("join", s.other)],
     "join with any session": lambda s: [s.call("join", session="x|y")],
     "lease as another": lambda s: [s.call("lease", worker=s.victim, session=THEIRS)],
-    "lease on another key": lambda s: [s.call("lease", news_key=s.mine.spec())],
+    "lease on another key": lambda s: [[s.mine.spec() if one == s.mine.recent() else one for one in s.call("lease")]],
     "extend as another": lambda s: [s.call("extend", worker=s.victim, session=THEIRS)],
     "extend for ever": lambda s: [s.call("extend", least_ms=10**15)],
     "extend another key": lambda s: [s.call("extend", staged_keys=[s.mine.spec()])],

@@ -62,7 +62,8 @@ def stage(
         use_server(request.param, patch)
         broker = EmbeddedBroker.start(folder / "broker.log")
     patch.setattr(PieceServer, "serve", lambda *_: 0)  # which would take wants and answers away
-    settings = Settings(home=folder / "plane", redis_url=broker.url, public_url="https://home.example")
+    users = {"redis_url": broker.urls["api"], "gateway_redis_url": broker.urls["worker"]}
+    settings = Settings(home=folder / "plane", public_url="https://home.example", **users)
     with serving(settings) as (url, app), connect(broker.url, retries=0) as redis:
         plane = Plane(url, app, settings)
         plane.gateway.refusals = Refusals(10_000)
@@ -287,6 +288,7 @@ def test_a_worker_may_do_all_that_it_needs(stage: Any, tmp_path: Path) -> None:
     reducer = opened(redis, store, PLAN.round(0))
     reducer.redis.rpush(reducer.keys.chain(), str(ZERO))
     SeatQueue(redis).enqueue(Seat.parse(seat))
+    redis.acl_log_reset()
     with Forwarder(access) as forwarder, connect(forwarder.redis_url, retries=0) as far:
         handshake.check(far, "worker")
         register(far, replace(INFO, id=worker))
@@ -326,6 +328,7 @@ def test_a_worker_may_do_all_that_it_needs(stage: Any, tmp_path: Path) -> None:
         assert dict(far.info("server"))
         unregister(far, worker)
     assert plane.gateway.refusals.counts[machine] == 0
+    assert redis.acl_log() == []
 
 
 @pytest.mark.parametrize("what", ["a function", "callbacks", "data that inflate", "an error that inflates", "no date"])

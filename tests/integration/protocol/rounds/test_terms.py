@@ -20,7 +20,7 @@ def dishonest_lease(redis: Redis, store: RoundStore, worker: str, *limits: Any) 
     """Ask for a lease with limits of one's own among the arguments, wherever a script might look for them."""
     k = store.keys
     names = {"token": str(ZERO), "worker": worker, "session": f"session of {worker}", "and_news": 0, "devices": 1}
-    command: Any = store.scripts.command("lease", k, news_key=k.news(str(ZERO)), **names)
+    command: Any = store.scripts.command("lease", k, **names)
     return redis.execute_command(*command, *limits)
 
 

@@ -23,7 +23,7 @@ JOB = JobKeys("mine")
 def lease(machine: str = MACHINE) -> bytes:
     """The call with which a worker asks for a lease."""
     said = {"worker": f"{machine}work", "session": "a" * 32, "token": "", "and_news": 0, "devices": 1}
-    inputs = script("lease").inputs(JOB, {**said, "news_key": JOB.news("")})
+    inputs = script("lease").inputs(JOB, said)
     digest = sha1(script("lease").source.encode(), usedforsecurity=False).hexdigest()
     return framed(b"EVALSHA", digest.encode(), *(str(each).encode() for each in inputs))
 

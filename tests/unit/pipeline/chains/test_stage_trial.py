@@ -135,5 +135,10 @@ def test_a_stage_that_was_tried_takes_no_memory_afterwards(monkeypatch: pytest.M
         for trial in (lambda: subject.rate(0, lambda: True), lambda: subject.test(1 << 40)):
             assert trial() and made
             assert [one() for one in made if one() is not None] == []
+        made.clear()
+        subject.replica(range(1))
+        assert [one() for one in made if one() is not None], "a circle"
+        kept = subject.replica(range(1, 2))
+        assert {id(one()) for one in made if one() is not None} == {id(part) for part in kept.modules}
     finally:
         gc.enable()
