@@ -3,6 +3,7 @@ device computes it rightly.
 """
 
 import contextlib
+import gc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -122,7 +123,7 @@ class ModelStages:
         """The replica of a run of stages, without weights yet; those given up before make room. Raises SpecError, as
         `StageReplica`.
         """
-        collect_garbage()
+        gc.collect()  # they hold themselves in circles; their memory is taken again at once, not returned to the system
         about = self.task, self.samples, self.layout, self.plan, self.staging, self.stages
         return StageReplica(*about, held, self.device)
 
