@@ -20,6 +20,7 @@ from redis import Redis
 from api.database import Database
 from api.jobs.service import Jobs
 from api.scheduler.dispatcher import CALM_MS, Dispatcher
+from api.system.background import DISPATCH_S
 from computeshare.jobspec.spec import JobSpec, WorkerRange
 from computeshare.queue import WorkerInfo, register
 from computeshare.queue.seats import SeatJob
@@ -67,7 +68,7 @@ def measure(redis: Redis, folder: Path, job_count: int, worker_count: int, turns
         serving = _begin_seats(redis, workers)
         if time.monotonic() > calm_until and len(serving) >= min(worker_count, job_count):
             laps.append((after[0] - before[0], after[1] - before[1], after[2] - before[2]))
-        time.sleep(max(0.0, 0.5 - (after[0] - before[0])))  # as the control plane does between turns
+        time.sleep(DISPATCH_S)  # as the control plane does between turns
     database.close()
     names = ("turn_s", "cpu_s", "commands")
     return {name: round(statistics.median(lap[i] for lap in laps), 4) for i, name in enumerate(names)}
