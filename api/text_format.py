@@ -176,11 +176,11 @@ Name = Callable[[str], str]
 
 
 def _created(data: Data, _name: Name) -> str:
-    origin = data.get("forked_from")
+    origin, by = data.get("forked_from"), f" by {data['by']}" if data.get("by") else ""
     if not origin:
-        return "Created"
+        return f"Created{by}"
     state = "with its optimizer's state" if origin["optimizer"] == "kept" else "with a fresh optimizer"
-    return f"Forked from version {count(origin['version'])} of job {origin['job_id']}, {state}"
+    return f"Forked{by} from version {count(origin['version'])} of job {origin['job_id']}, {state}"
 
 
 def _opened(data: Data, _name: Name) -> str:

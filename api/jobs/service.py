@@ -430,7 +430,8 @@ def fingerprint_of(document: object) -> str:
 
 def _beginning(job: Job) -> dict[str, Any]:
     """The data of a job's first event, `created`."""
-    return {"name": job.name} | ({"forked_from": job.forked_from} if job.forked_from else {})
+    origin = {"forked_from": job.forked_from} if job.forked_from else {}
+    return {"name": job.name, "by": author()} | origin
 
 
 def _recorded(job: Job) -> dict[str, Any]:

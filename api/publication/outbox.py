@@ -15,7 +15,7 @@ from sqlalchemy import Connection, delete, select, update
 
 from api.database import Database, now_ms
 from api.stored_specs import spec_of
-from api.tables import ACTIVE, JOB, WORKER, IdempotencyKey, Outbox, Recipe, SeatRow, table
+from api.tables import ACTIVE, JOB, WORKER, Event, IdempotencyKey, Outbox, Recipe, SeatRow, table
 from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import DamagedRound
 from computeshare.jobspec.tasks.recipes import PACKAGE
@@ -27,7 +27,7 @@ from computeshare.runtime.signatures import SigningKey
 from computeshare.tasks.recipes.bundle import Bundle, of_package
 from computeshare.types import ENDED
 
-OUTBOX, SEAT, RECIPE = table(Outbox), table(SeatRow), table(Recipe)
+OUTBOX, SEAT, RECIPE, EVENT = table(Outbox), table(SeatRow), table(Recipe), table(Event)
 POSTPONED_MS = 5000
 KEPT_MS = 24 * 3600 * 1000
 """How long delivered rows of the outbox, and idempotency keys, are kept."""
@@ -88,11 +88,11 @@ class Courier:
             connection.execute(delete(keys).where(keys.c.created_ms < before))
 
     def publish(self, redis: Redis, job_id: str) -> None:
-        """Write an active job's bans, spec and recipe to the broker, where workers and reducers find them."""
+        """Write an active job's bans, spec, creator and recipe to the broker, where workers and reducers find them."""
         with self._database.engine.connect() as connection:
             columns = (JOB.c.spec, JOB.c.status, JOB.c.forked_from)
             row = connection.execute(select(*columns).where(JOB.c.id == job_id)).one_or_none()
-            bans = _bans(connection, job_id)
+            bans, creator = _bans(connection, job_id), _creator(connection, job_id)
             recipe = _recipe(connection, row.spec) if row else None
         if row and row.status in ACTIVE:
             if bans:  # before anyone can join: the broker may have lost them
@@ -100,7 +100,7 @@ class Courier:
             if recipe:  # also before: a seat asks for it
                 recipes.publish(redis, job_id, spec_of(row.spec), Bundle.parse(recipe), self._key)
             origin = row.forked_from["token"] if row.forked_from else ""
-            RoundStore(redis, job_id).publish(json.dumps(row.spec), origin)
+            RoundStore(redis, job_id).publish(json.dumps(row.spec), origin, creator)
 
     def align(self, redis: Redis, job_id: str) -> None:
         """Pause or resume a job's rounds by its status in SQLite now: a user may have changed it meanwhile."""
@@ -171,6 +171,12 @@ def _bans(connection: Connection, job_id: str) -> dict[Any, Any]:
     """The reasons for a job's bans, by worker id."""
     query = select(WORKER.c.worker, WORKER.c.banned).where(WORKER.c.job_id == job_id, WORKER.c.banned.is_not(None))
     return {row.worker: row.banned for row in connection.execute(query)}
+
+
+def _creator(connection: Connection, job_id: str) -> str:
+    """The name of whoever created a job; empty: it is not known."""
+    found: Any = connection.scalar(select(EVENT.c.data).where(EVENT.c.job_id == job_id, EVENT.c.type == "created"))
+    return str((found or {}).get("by", ""))
 
 
 def _recipe(connection: Connection, spec: dict[str, Any]) -> bytes | None:

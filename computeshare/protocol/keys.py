@@ -50,7 +50,10 @@ ROUNDS = "cs:{*}:*"
 """Matches every key of every job."""
 
 
-OUTLIVING = ("spec", "recipe", "recipe_signature", "origin", "events", "backlog", "taken", "logs", "strikes", "banned")
+OUTLIVING = (
+    *("spec", "recipe", "recipe_signature", "creator", "origin"),
+    *("events", "backlog", "taken", "logs", "strikes", "banned"),
+)
 """The last parts of the keys that `outlives_rounds`."""
 
 
@@ -155,6 +158,10 @@ class JobKeys:
     def probe(self, worker: str) -> str:
         """string: arbitrary bytes with which a worker measures its link; expires after a minute."""
         return self._key("probe", worker)
+
+    def creator(self) -> str:
+        """string: the name of whoever created the job, for the owners of the machines that train it."""
+        return self._key("creator")
 
     def origin(self) -> str:
         """string: token of the checkpoint that a forked job starts from; without it, a job starts from its seed."""

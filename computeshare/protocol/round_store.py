@@ -115,12 +115,19 @@ class RoundStore:
         self.job_id = job_id
         self.scripts = Scripts(redis)
 
-    def publish(self, spec_json: str, origin: str = "") -> None:
-        """Publish the job for reducers to open, from the checkpoint `origin` if the job is a fork. Idempotent."""
+    def publish(self, spec_json: str, origin: str = "", creator: str = "") -> None:
+        """Publish the job for reducers to open. Idempotent.
+
+        Args:
+            origin: token of the checkpoint that a fork starts from.
+            creator: the name of whoever created the job; empty: not known.
+        """
         pipeline = self.redis.pipeline(transaction=True)
         pipeline.set(self.keys.spec(), spec_json)
         if origin:
             pipeline.set(self.keys.origin(), origin)
+        if creator:
+            pipeline.set(self.keys.creator(), creator)
         pipeline.sadd(JOBS, self.job_id)
         pipeline.execute()
 
@@ -128,6 +135,11 @@ class RoundStore:
         """The JobSpec as JSON, or None if the job is not (or no longer) published."""
         raw: Any = self.redis.get(self.keys.spec())
         return None if raw is None else bytes(raw).decode()
+
+    def creator(self) -> str:
+        """The name of whoever created the job; empty: it is not known."""
+        raw: Any = self.redis.get(self.keys.creator())
+        return "" if raw is None else bytes(raw).decode(errors="replace")
 
     def stages(self) -> str | None:
         """Where the model is split into stages, as JSON; None: no reducer has decided, or it is not to be split."""

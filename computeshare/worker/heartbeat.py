@@ -129,15 +129,15 @@ class Heartbeat(threading.Thread):
         if self._file is None:
             return
         if seat and self._job[0] != seat:
-            job_id = Seat.parse(seat).job
-            self._job = seat, described(job_id, RoundStore(redis, job_id).spec())
+            job = RoundStore(redis, Seat.parse(seat).job)
+            self._job = seat, described(job.job_id, job.spec(), job.creator())
         progress = self.rq_worker.link.progress if self.rq_worker else None
         reached: dict[str, object] = {}
         if progress:
             reached = {"version": progress.version, "rounds": progress.rounds, "name": progress.title}
             reached |= {"units": list(progress.units), "stopped": list(progress.stopped)}
-        job = self._job[1].model_copy(update=reached) if seat else None
-        self._file.write(state=state, resting=self.minder.resting, heard=time.time(), job=job)
+        current = self._job[1].model_copy(update=reached) if seat else None
+        self._file.write(state=state, resting=self.minder.resting, heard=time.time(), job=current)
 
     def _obey(self, orders: Orders) -> None:
         """Carry out new orders once: leave the seat, or leave for good. The seat finishes its work unit first."""

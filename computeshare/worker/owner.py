@@ -73,7 +73,8 @@ def _table(one: WorkerStatus, now: float) -> Table:
 def _activity(one: WorkerStatus) -> str:
     if one.job:
         reached = f", version {one.job.version:,} of {one.job.rounds:,}" if one.job.rounds else ""
-        return plain(f"trains {one.job.name or 'a job'} (job {one.job.id}){reached}")
+        creator = f", created by {one.job.creator}" if one.job.creator else ""
+        return plain(f"trains {one.job.name or 'a job'} (job {one.job.id}{creator}){reached}")
     words = {
         "connecting": "has not reached the control plane yet",
         "resting": f"rests: {one.resting}",

@@ -44,6 +44,8 @@ class CurrentJob(BaseModel):
 
     id: str
     name: str = ""
+    creator: str = ""
+    """The name of whoever created it."""
     version: int = 0
     rounds: int = 0
     recipe: str = ""
@@ -204,13 +206,14 @@ def read_totals(home: Path) -> Moved:
         return Moved()
 
 
-def described(job_id: str, spec: str | None) -> CurrentJob:
-    """A job, by the specification that the broker holds."""
+def described(job_id: str, spec: str | None, creator: str = "") -> CurrentJob:
+    """A job, by the specification that the broker holds, and its creator's name."""
     try:
         said = json.loads(spec or "{}")
-        return CurrentJob(id=job_id, name=str(said.get("name") or ""), recipe=str(said.get("recipe") or ""))
+        name, recipe = str(said.get("name") or ""), str(said.get("recipe") or "")
+        return CurrentJob(id=job_id, name=name, creator=creator, recipe=recipe)
     except (ValueError, AttributeError):
-        return CurrentJob(id=job_id)
+        return CurrentJob(id=job_id, creator=creator)
 
 
 @contextlib.contextmanager

@@ -50,6 +50,7 @@ PEXPIRE {keys.worker("<worker>")} {ALIVE_MS}
 DEL {keys.worker("<worker>")}
 
 GET {JOB.spec()}
+GET {JOB.creator()}
 GETRANGE {JOB.recipe()} 0 {MOST_BYTES}
 GETRANGE {JOB.recipe_signature()} 0 {2 * SIGNATURE_BYTES}
 HGET {JOB.round()} snapshot

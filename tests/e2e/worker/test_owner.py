@@ -42,7 +42,8 @@ def test_the_owner_sees_the_job_the_limits_and_the_bytes_and_stops_the_worker(
         assert (one["job"]["id"], one["job"]["name"], one["job"]["recipe"]) == (job_id, "birds", "")
         assert one["limits"]["max_up"] == "80mbit" and one["limits"]["only_on_power"] and one["control_plane"]
         told = owner(tmp_path, "status")
-        assert f"trains birds (job {job_id}), version" in told and "upload 80mbit" in told and "waits for a job" in told
+        assert f"trains birds (job {job_id}, created by the owner), version" in told
+        assert "upload 80mbit" in told and "waits for a job" in told
         assert owner(tmp_path, "stop", "mac") == "stopped mac\n"
         assert worker.wait(5) == 6  # as if the control plane's owner had removed it: no supervisor starts it again
         assert list(seen(tmp_path)) == ["two"]

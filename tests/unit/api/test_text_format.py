@@ -95,6 +95,7 @@ NAMES = {"w1": "mac-studio"}
             "Micro-batch 1,200 went from mac-studio to w9 after 3.1 s",
         ),
         ("created", {"name": "x"}, "Created"),
+        ("created", {"name": "x", "by": "the owner"}, "Created by the owner"),
         (
             "created",
             {"name": "x", "forked_from": {"job_id": "ab12cd34", "version": 1200, "optimizer": "kept"}},

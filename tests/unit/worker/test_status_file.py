@@ -76,8 +76,8 @@ def test_the_owners_wish_is_remembered_until_the_process_has_ended(tmp_path: Pat
 
 
 def test_a_job_is_described_by_what_the_broker_holds() -> None:
-    found = described("j1", '{"name": "birds", "recipe": "sha256:4f"}')
-    assert (found.id, found.name, found.recipe) == ("j1", "birds", "sha256:4f")
+    found = described("j1", '{"name": "birds", "recipe": "sha256:4f"}', "Ada")
+    assert (found.id, found.name, found.creator, found.recipe) == ("j1", "birds", "Ada", "sha256:4f")
     for damaged in (None, "", "[1]", "{", '{"name": null}'):
         assert described("j1", damaged) == status_file.CurrentJob(id="j1")
 

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from redis import Redis
 from sqlalchemy import update
 from starlette.testclient import TestClient
 
@@ -17,6 +18,8 @@ from api.database import Database, now_ms
 from api.http import security
 from api.http.security import COOKIE
 from api.main import create_app
+from api.publication.outbox import Courier
+from computeshare.protocol.round_store import RoundStore
 from computeshare.settings import Settings
 
 SPEC: dict[str, Any] = {"dataset": "digits", "model": "mlp", "rounds": 30}
@@ -116,6 +119,16 @@ def test_the_timeline_names_the_token(client: TestClient) -> None:
     page = client.get(f"/jobs/{job}/timeline").text
     for sentence in ("Paused by Ada", "Resumed by the owner", "changed from 0 to 3 by Ada", "Cancelled by Ada"):
         assert sentence in page
+
+
+def test_the_owners_of_the_machines_that_train_a_job_see_who_created_it(
+    client: TestClient, redis: Redis, tmp_path: Path
+) -> None:
+    token = make(client, "Ada", "jobs:write")["token"]
+    job = client.post("/v1/jobs", json=SPEC, headers={"Authorization": f"Bearer {token}"}).json()["id"]
+    Courier(database(client), tmp_path).publish(redis, job)
+    assert RoundStore(redis, job).creator() == "Ada" and "Created by Ada" in client.get(f"/jobs/{job}/timeline").text
+    assert RoundStore(redis, "nobodys1").creator() == ""
 
 
 def test_a_browser_logs_in_with_a_tokens_link_or_the_token_itself_and_out(settings: Settings) -> None:
