@@ -50,6 +50,8 @@ JOB_SEARCH_S = 0.25
 """Seconds between searches for jobs without a reducer."""
 STAND_BACK_S, LONGEST_STAND_BACK_S = 0.05, 0.5
 """How much longer a reducer leaves a free job to others for each job that it serves, and the longest, in seconds."""
+UNABLE_STAND_BACK_S = 10.0
+"""How long a reducer leaves a free job that it cannot open to reducers that can, before it says so, in seconds."""
 SETTLED_CHECK_S = 1.0
 """Seconds between checks of a job that needs no reducer any more."""
 
@@ -113,14 +115,16 @@ class Reducer:
         free, now = self._free(published_jobs(self.redis)), time.monotonic()
         self._free_since = {job_id: self._free_since.get(job_id, now) for job_id in free}
         for job_id in free:
-            if now >= self._free_since[job_id] + stand_back_s(len(self.jobs)):
-                self._claim(job_id)
+            if (waited_s := now - self._free_since[job_id]) >= stand_back_s(len(self.jobs)):
+                self._claim(job_id, waited_s)
 
-    def _claim(self, job_id: str) -> None:
+    def _claim(self, job_id: str, waited_s: float) -> None:
         self._near = self._near or by_loopback(self.redis)
         session = ReducerSession(self.redis, job_id, self.id, Wires.to(self.redis, self._near))
         if self._is_settled(session):
             self._asleep[job_id] = time.monotonic() + SETTLED_CHECK_S  # nothing is left to do
+        elif waited_s < UNABLE_STAND_BACK_S and not self._can_open(session):
+            return
         elif session.claim(hostname(), os.getpid(), CLAIM_MS):
             self._asleep.pop(job_id, None)
             log.info("claimed", job=job_id, fence=session.fence)
@@ -138,6 +142,16 @@ class Reducer:
         except (DamagedRound, ValueError):  # the reducer that claims the job handles the damage
             return False
         return state.version == last and Artifacts(self.artifacts, session.job_id).has(state.token)
+
+    def _can_open(self, session: ReducerSession) -> bool:
+        """Whether this reducer can open a job: a recipe's model that is still to be split needs one with `recipes`."""
+        if self.recipes is not None or session.stages() is not None:
+            return True
+        try:
+            spec = JobSpec.model_validate_json(session.spec() or "")
+        except ValueError:  # the reducer that claims the job handles the damage
+            return True
+        return spec.recipe is None or spec.strategy.staging is None
 
     def _free(self, job_ids: Sequence[str]) -> list[str]:
         """The jobs that may have no reducer.

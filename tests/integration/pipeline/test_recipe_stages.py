@@ -48,6 +48,12 @@ def model(maps=8):
 """
 )
 """A model with skips over stages, batch normalisation, dropout, and a value that is in no version."""
+TIED = SKIPS.replace(
+    "return Skips(maps)",
+    "built = Skips(maps)\n    built.layers[2].weight = built.layers[0].weight\n    return built",
+)
+"""The same model; split at `APART`, its second stage uses a weight of its first."""
+APART = {"split": ["layers.1", "last"]}
 FIELDS: dict[str, Any] = {"micro_batch": 16, "accumulate": 4, "rounds": 3, "threads": 1, "seed": 3}
 PIPELINE = {"kind": "pipeline", "stages": 3}
 
@@ -101,12 +107,15 @@ def computed(
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"schedule": "gpipe", "recompute": True, "activations": "int8"}], ids=["1f1b", "gpipe"]
+    ("source", "changes"),
+    [(SKIPS, {}), (SKIPS, {"schedule": "gpipe", "recompute": True, "activations": "int8"}), (TIED, APART)],
+    ids=["1f1b", "gpipe", "tied"],
 )
-def test_stages_in_processes_have_the_bits_of_stages_here(changes: dict[str, Any], tmp_path: Path) -> None:
-    job = recipe_job(SKIPS, tmp_path, **FIELDS, strategy=PIPELINE | changes)
+def test_stages_in_processes_have_the_bits_of_stages_here(source: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    job = recipe_job(source, tmp_path, **FIELDS, strategy=PIPELINE | changes)
     plan = plan_of(job)
     layout = plan.cut(job.task.layout())
+    assert any(one.borrowed for one in plan.stages) == (source is TIED)
     with opened(job) as first, opened(job) as last:
         assert first.split() == plan
         runs = {range(2): first, range(2, 3): last}

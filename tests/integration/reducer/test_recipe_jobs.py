@@ -3,7 +3,9 @@
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import pytest
 import torch
 from redis import Redis
 from torch import nn
@@ -12,7 +14,10 @@ from computeshare.bundles.store import BundleStore
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundStore
+from computeshare.queue.recipe_runner import RecipeRunner
+from computeshare.reducer import process
 from computeshare.reducer.job_thread import JobThread
+from computeshare.reducer.process import Reducer
 from computeshare.tasks.base import TaskInstance
 from computeshare.tasks.modules import frozen_digest, layout_of, weights_of
 from computeshare.tasks.recipes.functions import Functions
@@ -20,6 +25,7 @@ from computeshare.tasks.recipes.task import RecipeTask
 from tests.support.job_reducer import Job
 from tests.support.recipe_jobs import recipe_spec, stored_facts
 from tests.support.rounds import events
+from tests.support.wait import wait_until
 
 
 class Points:
@@ -83,10 +89,37 @@ def test_a_job_whose_initial_weights_are_absent_fails_and_says_what_to_do(
 
 
 def test_a_model_that_a_recipe_must_split_fails_where_no_recipe_runs(redis: Redis, tmp_path: Path, job_id: str) -> None:
-    document = spec_of(model(), tmp_path).model_dump(mode="json")
-    document |= {"strategy": {"kind": "pipeline"}, "codec": {"up": "float32", "down": "float32"}}
-    error = failed(redis, tmp_path, job_id, JobSpec.model_validate(document))
+    error = failed(redis, tmp_path, job_id, to_be_split(tmp_path))
     assert "which this reducer may not run: start it with --recipes" in error
+
+
+def test_a_reducer_that_cannot_open_a_job_leaves_it_to_others_for_a_while(
+    redis: Redis, tmp_path: Path, job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, unable = RoundStore(redis, job_id), Reducer(redis, tmp_path, tmp_path / "bundles", threading.Event())
+    store.publish(to_be_split(tmp_path).model_dump_json())
+    unable.claim_jobs()
+    assert job_id not in unable.jobs
+    able = Reducer(redis, tmp_path, tmp_path / "bundles", threading.Event(), Mock(RecipeRunner))
+    able.claim_jobs()
+    assert job_id in able.jobs
+    able.stop.set()
+    able.run()
+    redis.delete(store.keys.reducer())
+    store.publish(to_be_split(tmp_path).model_dump_json())
+    monkeypatch.setattr(process, "UNABLE_STAND_BACK_S", 0.0)  # nobody else came
+    unable.claim_jobs()
+    wait_until(lambda: any("start it with --recipes" in one["error"] for one in events(store, "failed")))
+    unable.stop.set()
+    unable.run()
+    store.purge()
+
+
+def to_be_split(folder: Path) -> JobSpec:
+    """A job whose recipe's model is to be split into stages."""
+    document = spec_of(model(), folder).model_dump(mode="json")
+    document |= {"strategy": {"kind": "pipeline"}, "codec": {"up": "float32", "down": "float32"}}
+    return JobSpec.model_validate(document)
 
 
 def failed(redis: Redis, folder: Path, job_id: str, spec: JobSpec) -> str:
