@@ -1,18 +1,23 @@
-"""Trains behind nginx with TLS: beside direct workers over a thin link, or while nginx is killed again and again.
+"""Trains behind nginx with TLS: beside direct workers over a thin link, while nginx is killed again and again, or while
+messages of 45 MB fill the link.
 
     python -m bench.behind_proxy --case link --pairs 3              # 20 Mbit/s, 20 ms, two workers; as root
     python -m bench.behind_proxy --case kills --rounds 4000         # three workers; nginx is killed every 20 s
+    python -m bench.behind_proxy --case heartbeats --rate 5         # a worker's heartbeats on a full link; as root
 
 `link` compares the samples per second of workers that joined by invites, through nginx and the gateway, with those of
-workers that have the broker's address. `kills` compares the final weights with those of one direct worker.
+workers that have the broker's address. `kills` compares the final weights with those of one direct worker. `heartbeats`
+tells the seconds between a worker's heartbeats, sent every two seconds, while it waits and while it trains.
 """
 
 import argparse
 import hashlib
+import itertools
 import os
 import shutil
 import signal
 import ssl
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,27 +28,35 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from redis import Redis
+
 from bench.gateway import NGINX, certify
 from bench.links import Shape, links
 from bench.support import ours
 from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.report import Cell, Part, Table, markdown, paired
 from bench.support.wait import wait_until
-from bench.thin_cases import BASE, DIFFERENCES
+from bench.thin_cases import BASE, DIFFERENCES, RESNET, codec
+from computeshare.protocol import keys
+from computeshare.queue.roster import list_workers
 from computeshare.settings import Settings
+from computeshare.transport.connections import connect
 from computeshare.up.embedded_broker import free_port
 
 JOB: dict[str, Any] = {**BASE, **DIFFERENCES, "model": "simplenet"}
-SHAPE = Shape(20, 20)
+LARGE = BASE | RESNET | codec("float32") | {"micro_batches_per_round": 1, "rounds": 1_000_000}
+"""A job whose updates and weights are messages of 45 MB."""
+RTT_MS = 20
 DOWN_S = 1.0
 """How long nginx stays away when it was killed."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=("link", "kills"), required=True)
+    parser.add_argument("--case", choices=CASES, required=True)
     parser.add_argument("--pairs", type=int, default=3, help="of link: how often each way is measured")
-    parser.add_argument("--limit", type=float, default=30, help="of link: seconds of each measurement")
+    parser.add_argument("--limit", type=float, default=30, help="seconds of each measurement of link and heartbeats")
+    parser.add_argument("--rate", type=float, default=20, help="of link and heartbeats: Mbit/s each way")
     parser.add_argument("--rounds", type=int, default=4000, help="of kills: rounds of the job")
     parser.add_argument("--every", type=float, default=20, help="of kills: seconds between two kills")
     options = parser.parse_args()
@@ -51,15 +64,14 @@ def main() -> None:
     if not (shutil.which("nginx") and shutil.which("openssl")):
         parser.error("nginx or openssl is missing: install both")
     data = Settings().data_dir
-    found = link(data, options) if options.case == "link" else kills(data, options)
-    print(markdown(Part([found])))
+    print(markdown(Part([CASES[options.case](data, options)])))
 
 
 def link(data: Path, options: argparse.Namespace) -> Table:
-    pairs = []
+    pairs, shape = [], Shape(options.rate, RTT_MS)
     with ExitStack() as stack:
-        direct = stack.enter_context(ours.plane(2, data, stack.enter_context(links(2, SHAPE))))
-        own = stack.enter_context(links(2, SHAPE, 1))
+        direct = stack.enter_context(ours.plane(2, data, stack.enter_context(links(2, shape))))
+        own = stack.enter_context(links(2, shape, 1))
         _, front = stack.enter_context(proxy(own.host))
         joined = stack.enter_context(ours.plane(2, data, own, front))
         for _ in range(options.pairs):
@@ -70,7 +82,7 @@ def link(data: Path, options: argparse.Namespace) -> Table:
     rates = [(a.course.samples_per_s, b.course.samples_per_s) for a, b in pairs]
     sent = [tuple(sum(each.course.bytes_per_round) / 1000 for each in pair) for pair in pairs]
     rows = [paired("samples/s", rates), paired("kB a round on the links", [(a, b) for a, b in sent])]
-    title = f"{SHAPE.rate_mbit:g} Mbit/s, {SHAPE.rtt_ms:g} ms: simplenet, two workers"
+    title = f"{options.rate:g} Mbit/s, {RTT_MS:g} ms: simplenet, two workers"
     return Table(title, ["median of", "through nginx and gateway", "direct", "ratio"], rows)
 
 
@@ -99,6 +111,39 @@ def kills(data: Path, options: argparse.Namespace) -> Table:
         ["weights", "equal to one direct worker's" if far["weights_sha256"] == near["weights_sha256"] else "DIFFERENT"],
     ]
     return Table(f"{options.rounds} rounds of simplenet, three workers behind nginx", ["", "found"], rows)
+
+
+def heartbeats(data: Path, options: argparse.Namespace) -> Table:
+    rows: list[list[Cell]] = []
+    with (
+        links(1, Shape(options.rate, RTT_MS)) as own,
+        proxy(own.host) as (_, front),
+        ours.plane(1, data, own, front) as plane,
+        connect(plane.stack.redis_urls["owner"]) as redis,
+    ):
+        wait_until(lambda: list_workers(redis), "the worker to register", 60)
+        rows.append(["while it waits", *_gaps(redis, options.limit)])
+        gaps: list[Cell] = []
+        ours.train(plane, LARGE, options.limit, meanwhile=lambda _: gaps.extend(_gaps(redis, options.limit)))
+        rows.append(["while it sends and receives 45 MB", *gaps])
+    title = f"{options.rate:g} Mbit/s, {RTT_MS:g} ms: seconds between a worker's heartbeats"
+    return Table(title, ["", "heartbeats", "median", "longest"], rows)
+
+
+def _gaps(redis: Redis, seconds: float) -> list[Cell]:
+    """The number of a worker's heartbeats in this time, and the median and longest time between two, in seconds."""
+    (worker,) = list_workers(redis)
+    until, times, life_ms = time.monotonic() + seconds, [], 0
+    while (now := time.monotonic()) < until:
+        before, life_ms = life_ms, int(redis.pttl(keys.worker(worker.id)))
+        if life_ms > before:
+            times.append(now)
+        time.sleep(0.01)
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    return [len(times), statistics.median(gaps), max(gaps)]
+
+
+CASES = {"link": link, "kills": kills, "heartbeats": heartbeats}
 
 
 class Nginx:

@@ -77,16 +77,16 @@ def main() -> None:
         broker = EmbeddedBroker.start(folder / "broker.log")
         stack.callback(broker.stop)
         if options.revocations:
-            print(markdown(Part([Table("Withdrawn invites", *revocations(folder, broker.url, options.revocations))])))
+            print(markdown(Part([Table("Withdrawn invites", *revocations(folder, broker, options.revocations))])))
             return
         ways: dict[str, Way] = {"direct TCP": (Redis.from_url(_tcp(broker.url), socket_timeout=60), "bench")}
         if server := shutil.which("redis-server"):
             ways["direct TLS"] = stack.enter_context(broker_over_tls(server, folder))
         with connect(broker.url) as direct:
             fill(direct)
-        ways["gateway"] = stack.enter_context(through_gateway(folder, broker.url, None))
+        ways["gateway"] = stack.enter_context(through_gateway(folder, broker, None))
         if options.nginx:
-            ways["gateway, TLS by nginx"] = stack.enter_context(through_gateway(folder, broker.url, "nginx"))
+            ways["gateway, TLS by nginx"] = stack.enter_context(through_gateway(folder, broker, "nginx"))
         rounds = [{name: measure(*way) for name, way in ways.items()} for _ in range(options.pairs)]
     rows: list[list[Cell]] = [
         [name, *(statistics.median(one[name][at] for one in rounds) for at in range(3))] for name in ways
@@ -145,7 +145,7 @@ def broker_over_tls(server: str, folder: Path) -> Iterator[Way]:
 
 
 @contextmanager
-def through_gateway(folder: Path, broker_url: str, proxy: str | None) -> Iterator[Way]:
+def through_gateway(folder: Path, broker: EmbeddedBroker, proxy: str | None) -> Iterator[Way]:
     """A gateway in a process of its own, a forwarder here, and a client of that, with a key that it may write."""
     home = folder / f"home-{proxy}"
     database = Database(f"sqlite:///{home / 'computeshare.db'}")
@@ -156,7 +156,7 @@ def through_gateway(folder: Path, broker_url: str, proxy: str | None) -> Iterato
     url = f"https://localhost:{front}" if proxy else f"http://127.0.0.1:{port}"
     access = GatewayAccess(f"{url}/v1/gateway", machine, key, pem)
     worker = f"{machine}bench"
-    with connect(broker_url) as direct:
+    with connect(broker.url) as direct:
         direct.hset(JOB.seats(), worker, f"{worker}-bench-0-1")
     with ExitStack() as stack:
         forwarder = stack.enter_context(Forwarder(access))
@@ -165,7 +165,7 @@ def through_gateway(folder: Path, broker_url: str, proxy: str | None) -> Iterato
             (folder / "nginx.conf").write_text(NGINX.format(folder=folder, host="127.0.0.1", port=front, target=port))
             own = [str(shutil.which("nginx")), "-e", str(folder / "nginx.log"), "-c", str(folder / "nginx.conf")]
             stack.enter_context(running(own, folder, lambda: ssl.get_server_certificate(("127.0.0.1", front))))
-        stack.enter_context(gateway_process(folder, home, broker_url, port, redis.ping))
+        stack.enter_context(gateway_process(folder, home, broker, port, redis.ping))
         yield redis, JOB.staged(f"{worker}:{'0' * 32}:0")
     database.close()
 
@@ -180,25 +180,29 @@ def joined(invites: InviteService, home: Path) -> tuple[str, MachineKey]:
 
 @contextmanager
 def gateway_process(
-    folder: Path, home: Path, broker_url: str, port: int, ready: Callable[[], object]
+    folder: Path, home: Path, broker: EmbeddedBroker, port: int, ready: Callable[[], object]
 ) -> Iterator[None]:
     """A gateway in a process of its own, with the database in `home`."""
-    environment = {"COMPUTESHARE_REDIS_URL": broker_url, "COMPUTESHARE_HOME": str(home)}
+    environment = {
+        "COMPUTESHARE_HOME": str(home),
+        "COMPUTESHARE_REDIS_URL": broker.urls["api"],
+        "COMPUTESHARE_GATEWAY_REDIS_URL": broker.urls["worker"],
+    }
     with running([sys.executable, "-m", "api.gateway.process", "--port", str(port)], folder, ready, **environment):
         yield
 
 
-def revocations(folder: Path, broker_url: str, count: int) -> tuple[list[str], list[list[Cell]]]:
+def revocations(folder: Path, broker: EmbeddedBroker, count: int) -> tuple[list[str], list[list[Cell]]]:
     """How long the connections of machines stay open once the withdrawal of their invites was answered, at a gateway in
     a process of its own; as a table's columns and row.
     """
     home, port, seconds = folder / "home", free_port(), []
     database = Database(f"sqlite:///{home / 'computeshare.db'}")
     database.migrate()
-    with connect(broker_url) as direct, ExitStack() as stack:
+    with connect(broker.url) as direct, ExitStack() as stack:
         invites = InviteService(database, None, "https://localhost", lambda: direct)
         url = f"http://127.0.0.1:{port}"
-        stack.enter_context(gateway_process(folder, home, broker_url, port, lambda: urlopen(f"{url}/healthz")))
+        stack.enter_context(gateway_process(folder, home, broker, port, lambda: urlopen(f"{url}/healthz")))
         for number in range(count):
             machine, key = joined(invites, home / str(number))
             with Forwarder(GatewayAccess(f"{url}/v1/gateway", machine, key, "")) as forwarder:

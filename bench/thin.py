@@ -15,7 +15,7 @@ Mbit/s, or at those given, in place of the case's.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def compare(case: Case, runs: int, data_dir: Path) -> Found:
 
 
 def _told(name: str, run: Run) -> Run:
-    print(f"{name}: {run.course.samples_per_s:.1f} samples/s", file=sys.stderr, flush=True)
+    print(f"{name}: {run.course.samples_per_s:.1f} samples/s, computing {run.busy:.0%}", file=sys.stderr, flush=True)
     return run
 
 
@@ -188,16 +188,25 @@ def _line(course: Course) -> list[list[float]]:
     return [[p.seconds, 100 * course.accuracy[p.version]] for p in course.points if p.version in course.accuracy]
 
 
-def sweep(name: str, case: Case, rates: Sequence[float], runs: int, data_dir: Path) -> Part:
-    """Medians of samples per second and of the share of time spent computing, by the link's rate. Raises NoLinks."""
-    by_rate = {}
+def sweep(name: str, case: Case, rates: Sequence[float], runs: int, data_dir: Path) -> Iterator[Part]:
+    """Measure at one rate of the link after another; yields the report about all rates so far. Raises NoLinks."""
+    by_rate: dict[float, ByLabel] = {}
     for rate in rates:
         print(f"{rate:g} Mbit/s", file=sys.stderr, flush=True)
         limit_s = case.limit_s * max(1.0, LIMITED_MBIT / rate)
         shaped = replace(case, shape=replace(case.shape, rate_mbit=rate), limit_s=limit_s)
         found = compare(shaped, runs, data_dir)
         by_rate[rate] = {f"ComputeShare: {label}": each for label, each in found.ours.items()} | {**found.peers}
-    labels = list(by_rate[rates[0]])
+        yield _swept(name, by_rate, runs)
+
+
+ByLabel = Mapping[str, Sequence[Run]]
+"""The runs of each system."""
+
+
+def _swept(name: str, by_rate: Mapping[float, ByLabel], runs: int) -> Part:
+    """Medians of samples per second and of the share of time spent computing, by the link's rate."""
+    labels = list(next(iter(by_rate.values())))
     rows: list[list[Cell]] = []
     for rate, everyone in by_rate.items():
         busy = [median([run.busy for run in runs]) or 0.0 for runs in everyone.values()]
@@ -235,7 +244,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=CASES, action="append")
     parser.add_argument("--runs", type=int, default=5, help="runs of each system, in turns")
-    parser.add_argument("--plot", nargs="*", type=float, metavar="MBIT", help="measure at rates from 2 to 1,000 Mbit/s")
+    parser.add_argument("--plot", nargs="*", type=float, metavar="MBIT", help="measure at these rates, or at nine")
     parser.add_argument("--ours", type=json.loads, help="fields of JobSpecs by name, as JSON, in place of the case's")
     parser.add_argument("--peers", nargs="+", choices=METHODS, help="in place of the case's")
     parser.add_argument("--rate", type=float, help="Mbit/s, in place of the case's")
@@ -246,16 +255,22 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write what was found")
     options = parser.parse_args()
     end_cleanly_when_asked()
-    parts, data_dir = [], Settings().data_dir
+    told: list[Part] = []
     for name in options.case or CASES:
-        case = _changed(CASES[name], options)
-        if options.plot is not None:
-            parts.append(sweep(name, case, options.plot or RATES_MBIT, options.runs, data_dir))
-        else:
-            parts.append(tell(name, case, compare(case, options.runs, data_dir)))
-        print(markdown(parts[-1]), flush=True)
-        if options.json:
-            merged(parts).save(options.json)
+        for part in _parts(name, _changed(CASES[name], options), options):
+            if options.json:
+                merged([*told, part]).save(options.json)
+        print(markdown(part), flush=True)
+        told.append(part)
+
+
+def _parts(name: str, case: Case, options: argparse.Namespace) -> Iterator[Part]:
+    """The reports about a case, each in place of the one before, as far as it is measured."""
+    data_dir = Settings().data_dir
+    if options.plot is None:
+        yield tell(name, case, compare(case, options.runs, data_dir))
+    else:
+        yield from sweep(name, case, options.plot or RATES_MBIT, options.runs, data_dir)
 
 
 def _changed(case: Case, options: argparse.Namespace) -> Case:
