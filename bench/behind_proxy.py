@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3, help="of link: how often each way is measured")
     parser.add_argument("--limit", type=float, default=30, help="seconds of each measurement of link and heartbeats")
     parser.add_argument("--rate", type=float, default=20, help="of link and heartbeats: Mbit/s each way")
+    parser.add_argument("--model", default="simplenet", help="of link")
     parser.add_argument("--rounds", type=int, default=4000, help="of kills: rounds of the job")
     parser.add_argument("--every", type=float, default=20, help="of kills: seconds between two kills")
     options = parser.parse_args()
@@ -69,20 +70,19 @@ def main() -> None:
 
 def link(data: Path, options: argparse.Namespace) -> Table:
     pairs, shape = [], Shape(options.rate, RTT_MS)
+    document = JOB | {"model": options.model, "rounds": 1_000_000}
     with ExitStack() as stack:
         direct = stack.enter_context(ours.plane(2, data, stack.enter_context(links(2, shape))))
         own = stack.enter_context(links(2, shape, 1))
         _, front = stack.enter_context(proxy(own.host))
         joined = stack.enter_context(ours.plane(2, data, own, front))
         for _ in range(options.pairs):
-            pairs.append(
-                tuple(ours.train(each, JOB | {"rounds": 1_000_000}, options.limit) for each in (joined, direct))
-            )
+            pairs.append(tuple(ours.train(each, document, options.limit) for each in (joined, direct)))
             print(*(f"{each.course.samples_per_s:.1f} samples/s" for each in pairs[-1]), file=sys.stderr, flush=True)
     rates = [(a.course.samples_per_s, b.course.samples_per_s) for a, b in pairs]
     sent = [tuple(sum(each.course.bytes_per_round) / 1000 for each in pair) for pair in pairs]
     rows = [paired("samples/s", rates), paired("kB a round on the links", [(a, b) for a, b in sent])]
-    title = f"{options.rate:g} Mbit/s, {RTT_MS:g} ms: simplenet, two workers"
+    title = f"{options.rate:g} Mbit/s, {RTT_MS:g} ms: {options.model}, two workers"
     return Table(title, ["median of", "through nginx and gateway", "direct", "ratio"], rows)
 
 
