@@ -41,9 +41,12 @@ GPT = {
 }
 
 
-def trained(spec: JobSpec, data: Path, harm: Harm | None = None, audited: bool = False) -> dict[str, Any]:
+def trained(
+    spec: JobSpec, data: Path, harm: Harm | None = None, audited: bool = False, begin: float = 0.0
+) -> dict[str, Any]:
     """Train a job's rounds in this process; the score of its last version. A kept inner state stays with its replica's
-    place in the round. `harm` is done to the update of another unit of each round in turn.
+    place in the round. `harm` is done to the update of another unit of each round in turn, after a share `begin` of the
+    rounds.
 
     `audited`: suspected updates are computed again, and the first wrong one ends the harm; with how many were wrong
     (`replaced`, `missed`) or right (`cleared`).
@@ -66,7 +69,8 @@ def trained(spec: JobSpec, data: Path, harm: Harm | None = None, audited: bool =
             replica.load(recent[0])
             update = replica.compute(unit)
             vector = update.vector
-            if harm and place == version % len(work.units) and not again.get("replaced"):
+            is_harmed = version >= begin * spec.rounds_total and place == version % len(work.units)
+            if harm and is_harmed and not again.get("replaced"):
                 vector = harm(vector)
                 again |= {"missed": again["missed"] + 1} if audited else {}
             updates.append((vector, update.buffers))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import peer_ddp
-from bench.links import Links, NoLinks, links
+from bench.links import Links, NoLinks, Shape, links
 from bench.peer_methods import METHODS
 from bench.support import ours
 from bench.support.clean_exit import end_cleanly_when_asked
@@ -95,7 +95,7 @@ def _told(name: str, run: Run) -> Run:
 def tell(name: str, case: Case, found: Found) -> Part:
     """The report's part about one case."""
     everyone = {f"ComputeShare: {label}": runs for label, runs in found.ours.items()} | {**found.peers}
-    columns = {**RATES, **_accuracy_columns(case, found)}
+    columns = {**RATES, **_formula_column(case.shape), **_accuracy_columns(case, found)}
     rows: list[list[Cell]] = [
         [label, *(column(label, runs) for column in columns.values())] for label, runs in everyone.items()
     ]
@@ -121,6 +121,20 @@ RATES: dict[str, Column] = {
     "kB up a round, all workers": lambda _, runs: median([run.course.bytes_per_round[0] / 1000 for run in runs]),
     "kB down a round, all workers": lambda _, runs: median([run.course.bytes_per_round[1] / 1000 for run in runs]),
 }
+
+
+def _formula_column(shape: Shape) -> dict[str, Column]:
+    return {"round's time by the formula": lambda _, runs: median([_by_formula(run, shape) for run in runs])}
+
+
+def _by_formula(run: Run, shape: Shape) -> float | None:
+    """A round's time as a multiple of what it should be: computing, then the longer way of a worker's bytes, and a
+    round trip. Below 1 where they are sent during computing; None: the link has no rate.
+    """
+    if not shape.rate_mbit:
+        return None
+    round_s, moved = 1 / run.course.rounds_per_s, max(run.course.bytes_per_round) / WORKERS
+    return round_s / (run.busy * round_s + 8e-6 * moved / shape.rate_mbit + shape.rtt_ms / 1000)
 
 
 def _verdict(found: Found) -> str:

@@ -2,10 +2,11 @@
 and how often an honest update is suspected: the loss on the test split, in one process, no broker.
 
     python -m bench.turned_replica [--case digits lenet5 ...] [--combine mean huber] [--harm none turned thousandfold]
-        [--audited] [--replicas 5] [--seeds 0 1 2]
+        [--audited] [--replicas 5] [--seeds 0 1 2] [--begin 0.5]
 
-Prints a line of JSON per run. In each round another replica lies. With `--audited`, suspected updates are computed
-again, as with `audit`, until a wrong one is found and replaced, whose machine is banned.
+Prints a line of JSON per run. In each round another replica lies, from the share `--begin` of the rounds on. With
+`--audited`, suspected updates are computed again, as with `audit`, until a wrong one is found and replaced, whose
+machine is banned.
 """
 
 import argparse
@@ -59,6 +60,7 @@ def main() -> None:
     parser.add_argument("--combine", nargs="+", choices=combinations, default=combinations)
     parser.add_argument("--harm", nargs="+", choices=HARMS, default=["none", "turned"])
     parser.add_argument("--audited", action="store_true")
+    parser.add_argument("--begin", type=float, default=0.0, help="the share of the rounds after which the lies begin")
     parser.add_argument("--replicas", type=int, default=REPLICAS, help="in a round")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     args = parser.parse_args()
@@ -69,11 +71,10 @@ def main() -> None:
                 changes = of_round(document, args.replicas, combine) | {"seed": seed}
                 for harm in args.harm:
                     began = time.monotonic()
-                    found = trained(
-                        lasting(document | changes, samples), Settings().data_dir, HARMS[harm], args.audited
-                    )
+                    spec = lasting(document | changes, samples)
+                    found = trained(spec, Settings().data_dir, HARMS[harm], args.audited, args.begin)
                     about = {"case": case, "combine": combine, "harm": harm, "audited": args.audited, "seed": seed}
-                    about |= {"replicas": args.replicas}
+                    about |= {"replicas": args.replicas, "begin": args.begin}
                     print(json.dumps({**about, **found, "seconds": round(time.monotonic() - began)}), flush=True)
 
 
