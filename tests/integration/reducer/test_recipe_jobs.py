@@ -101,18 +101,27 @@ def test_a_reducer_that_cannot_open_a_job_leaves_it_to_others_for_a_while(
     unable.claim_jobs()
     assert job_id not in unable.jobs
     able = Reducer(redis, tmp_path, tmp_path / "bundles", threading.Event(), Mock(RecipeRunner))
-    able.claim_jobs()
-    assert job_id in able.jobs
+    claimed_by(able, job_id)
     able.stop.set()
     able.run()
     redis.delete(store.keys.reducer())
     store.publish(to_be_split(tmp_path).model_dump_json())
     monkeypatch.setattr(process, "UNABLE_STAND_BACK_S", 0.0)  # nobody else came
-    unable.claim_jobs()
+    claimed_by(unable, job_id)
     wait_until(lambda: any("start it with --recipes" in one["error"] for one in events(store, "failed")))
     unable.stop.set()
     unable.run()
     store.purge()
+
+
+def claimed_by(reducer: Reducer, job_id: str) -> None:
+    """Have a reducer claim a job; it may claim jobs of other tests first, and then stands back a little longer."""
+
+    def has_claimed() -> bool:
+        reducer.claim_jobs()
+        return job_id in reducer.jobs
+
+    wait_until(has_claimed)
 
 
 def to_be_split(folder: Path) -> JobSpec:

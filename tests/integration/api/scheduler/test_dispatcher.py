@@ -576,11 +576,11 @@ def test_outage_in_mid_delivery_leaves_the_rest_for_the_next_turn(
     jobs_made = [create(workers={"min": 1, "max": 1}) for _ in range(3)]
     publish, calls = RoundStore.publish, []
 
-    def away_after_one(self: RoundStore, spec: str, origin: str = "") -> None:
+    def away_after_one(self: RoundStore, *told: str) -> None:
         calls.append(self.job_id)
         if len(calls) > 1:
             raise RedisConnectionError("connection refused")
-        publish(self, spec, origin)
+        publish(self, *told)
 
     with monkeypatch.context() as patch:
         patch.setattr(RoundStore, "publish", away_after_one)

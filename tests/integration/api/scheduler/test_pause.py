@@ -566,7 +566,7 @@ def test_a_retried_job_is_published_anew_without_what_was_left_of_it(
     assert RoundStore(redis, job).status() is None and redis.sismember(keys.JOBS, job)
     left = {key.decode() for key in redis.scan_iter(JobKeys(job).pattern())}
     names = JobKeys(job)
-    assert left == {names.spec(), names.fence(), names.seats()}
+    assert left == {names.spec(), names.creator(), names.fence(), names.seats()}
     assert redis.get(names.fence()) == b"7"  # the reducer of the failed rounds stays locked out
     assert queued(redis, worker) == [f"{worker}-{job}-1-1"]
 

@@ -14,7 +14,7 @@ from computeshare.tasks.metrics import score
 from computeshare.tasks.modules import weights_of
 from computeshare.tensors.layout import Weights
 from computeshare.training.computation import LocalComputation
-from computeshare.training.memory import resident_bytes
+from computeshare.training.memory import private_bytes
 from computeshare.training.recipe_process.process import RecipeProcess
 from computeshare.training.work_units import AnyReplica, Update
 from computeshare.types import Vector
@@ -144,7 +144,7 @@ def test_a_device_is_tested_and_precisions_are_tried_before_the_replica_is_built
         memory = process.memory
         assert memory.device_type == "cpu"
         assert 0 < memory.room_bytes() <= local.memory.room_bytes(), "its confinement may limit its memory"
-        assert memory.resident_bytes() > resident_bytes() + 100_000_000
+        assert memory.resident_bytes() > private_bytes() + 100_000_000
 
 
 @pytest.mark.parametrize("part", ["validation", "test"])
