@@ -27,6 +27,12 @@ pytestmark = pytest.mark.slow
 PLAN = JobSpec(dataset="digits", model="mlp").plan
 
 
+@pytest.fixture
+def settings(settings: Settings, own_url: str, own: Redis) -> Settings:
+    """With a part of the broker in which no other test has left workers, which would stay on the pages for a while."""
+    return settings.model_copy(update={"redis_url": own_url})
+
+
 def test_one_hostile_field_at_a_time(client: TestClient) -> None:
     places = [(name,) for name in SPEC] + [(n, m) for n, part in SPEC.items() if isinstance(part, dict) for m in part]
     for place in places:
@@ -183,7 +189,7 @@ def project(client: TestClient, redis: Redis) -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_a_hostile_worker_puts_no_element_on_a_page(text: str, client: TestClient, redis: Redis) -> None:
+def test_a_hostile_worker_puts_no_element_on_a_page(text: str, client: TestClient, own: Redis) -> None:
     text = text.encode("utf-16", "surrogatepass").decode("utf-16")
     client.app.state.services.control.stop()  # type: ignore[attr-defined]
     html = {"Accept": "text/html"}
@@ -191,15 +197,15 @@ def test_a_hostile_worker_puts_no_element_on_a_page(text: str, client: TestClien
     for name in ("harmless", text):
         short = name[:50]  # what is longer is none of ours, and such a registration is passed over
         about = WorkerInfo("deadbeef0000", name, name, (short,), {short: short}, 1, name, 1, name, name)
-        register(redis, about)
+        register(own, about)
         job = client.post("/v1/jobs", json=SPEC).json()["id"]
-        feed = Feed(redis, job, PLAN)
+        feed = Feed(own, job, PLAN)
         feed.open()
         feed.send("joined", worker=name, session=name, seat=name, name=name, device=name)
         feed.send("refused", worker=name, nonce=name, base=name, micro_batch=0, reason=name)
         feed.send("banned", worker=name, session=name, strikes=5, reason=name)
         feed.send("left", worker=name, session=name, reason=name, freed=[])
-        project(client, redis)
+        project(client, own)
         paths = (f"/jobs/{job}", f"/jobs/{job}/parts?table=true", "/workers")
         answers = [client.get(path, headers=html) for path in paths]
         assert [answer.status_code for answer in answers] == [200] * 3
@@ -208,13 +214,13 @@ def test_a_hostile_worker_puts_no_element_on_a_page(text: str, client: TestClien
         for path in ("workers", "events?after=0", "ledger", "submissions"):
             if not path.startswith("events"):
                 check(client.get(f"/v1/jobs/{job}/{path}"), path)
-        redis.delete("cs:worker:deadbeef0000")
+        own.delete("cs:worker:deadbeef0000")
     assert pages[text] == pages["harmless"]
 
 
 @pytest.mark.parametrize("name", ["<b>", "a/b", "x" * 200, "A" * 12, "deadbeef\n", ""])
-def test_a_registration_under_an_id_that_is_none_is_passed_over(name: str, client: TestClient, redis: Redis) -> None:
-    register(redis, WorkerInfo(name, "n", "cpu", ("q",), {}, 1, "host", 1))
+def test_a_registration_under_an_id_that_is_none_is_passed_over(name: str, client: TestClient, own: Redis) -> None:
+    register(own, WorkerInfo(name, "n", "cpu", ("q",), {}, 1, "host", 1))
     assert name not in [worker["id"] for worker in client.get("/v1/workers").json()["items"]]
     assert client.get("/workers", headers={"Accept": "text/html"}).status_code == 200
 
