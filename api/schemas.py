@@ -530,7 +530,9 @@ class InviteCreated(InvitePublic):
         description="commands for a machine where it is not: the first for those that have uv, the second for pipx"
     )
     qr: str = Field(description="the link as a QR code: an SVG image in a data URI")
-    note: str | None = Field(description="why other machines may not be able to join; null if there is no problem")
+    note: str | None = Field(
+        description="why no other machine can join, else a warning about those that join; null if there is no problem"
+    )
     blocked: bool = Field(description="whether no other machine can join yet, for the reason in `note`")
     remedy: str | None = Field(description="a command that starts the control plane so that they can")
 

@@ -38,7 +38,9 @@ def create_invite(body: InviteRequest, service: InvitesDep, request: Request, re
     url = _link(service, request, code)
     alone = not service.public_url and is_loopback(request.url.hostname or "")
     open_link = not is_gateway_url(url.partition("/join/")[0], nearby=True)
-    obstacles = [note := service.note(), OWN_NAME if alone else None, UNENCRYPTED if open_link else None]
+    note = service.note()
+    found = {UNREACHABLE: note == UNREACHABLE, OWN_NAME: alone, UNENCRYPTED: open_link}
+    obstacles = [obstacle for obstacle, applies in found.items() if applies]
     response.headers["Location"] = f"/v1/invites/{invite.id}"
     return InviteCreated(
         **invite.model_dump(),
@@ -46,8 +48,8 @@ def create_invite(body: InviteRequest, service: InvitesDep, request: Request, re
         command=join_command(url, service.fingerprint),
         new_machine=_new_machine(url, service),
         qr=segno.make(url, micro=False).svg_data_uri(scale=4, border=2, dark="#000", light="#fff"),
-        note="; and ".join(filter(None, obstacles)) or None,
-        blocked=alone or open_link or note == UNREACHABLE,
+        note="; and ".join(obstacles) or note,
+        blocked=bool(obstacles),
         remedy=LAN if alone else None,
     )
 

@@ -200,7 +200,7 @@ class InviteService:
             return UNREACHABLE
         host = urlsplit(url).hostname or ""
         notes = [NEARBY.format(host=host)] if is_nearby(host) else []
-        return ". ".join(notes + [UNCONFINED] * (urlsplit(url).username != "worker")) or None
+        return "; ".join(notes + [UNCONFINED] * (urlsplit(url).username != "worker")) or None
 
 
 UNREACHABLE = (

@@ -256,7 +256,7 @@ def _joining(made: dict[str, Any]) -> list[str]:
         f"run this on the other machine, which needs uv and nothing else; the link works once{when}",
         f"with pipx: {with_pipx}",
         f"where ComputeShare is installed: {plain(made['command'])}",
-        *([f"note: {plain(made['note'])}"] if made["note"] else []),
+        *([f"warning: {plain(made['note'])}"] if made["note"] else []),
     ]
 
 

@@ -41,7 +41,7 @@ function offer() {
   [part("new").textContent, part("pipx").textContent] = invite.new_machine;
   part("qr").src = invite.qr;
   part("caution").textContent = invite.note;
-  part("caution").hidden = !invite.note;
+  part("caution-line").hidden = !invite.note;
   show();
   timer = setInterval(look, LOOK_MS);
 }

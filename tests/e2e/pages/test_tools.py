@@ -569,6 +569,11 @@ def test_a_machine_is_invited_from_the_page_of_the_workers_for_a_queue_that_is_t
     expect(page.locator("#invite-command")).to_contain_text(f"computeshare-worker --join {site.url}#")
     made = site.services.invites.list().items[0]
     assert (made.queue, made.person) == ("lonely", "Anna")
+    warning = page.locator("#invite-caution-line")
+    expect(warning).not_to_be_visible()
+    monkeypatch.setattr(site.services.invites, "_broker_url", "rediss://home.example")
+    page.get_by_role("button", name="Create invite").click()
+    expect(warning).to_contain_text("Warning: the address in COMPUTESHARE_PUBLIC_REDIS_URL is not that of")
 
 
 @in_every_window

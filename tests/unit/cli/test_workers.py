@@ -167,7 +167,7 @@ def test_an_invite_is_for_a_person_and_its_link_a_qr_code_on_request(
     assert capsys.readouterr().out == "no other machine can join yet: nobody reaches the broker\n"
     assert run(app, ["workers", "invite"]) == 0
     first, *_, last = capsys.readouterr().out.splitlines()
-    assert (first, last) == (some["new_machine"][0], f"note: {some['note']}")
+    assert (first, last) == (some["new_machine"][0], f"warning: {some['note']}")
 
 
 def test_a_worker_is_assigned_to_a_person_and_back(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:

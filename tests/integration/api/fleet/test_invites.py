@@ -327,8 +327,10 @@ def test_all_that_keeps_another_machine_from_joining_is_said_at_once(tmp_path: P
     settings = settings.model_copy(update={"url": "http://studio.local", "public_redis_url": "redis://valkey:6379"})
     with TestClient(create_app(settings)) as client:
         client.headers["authorization"] = "Bearer secret"
-        made = client.post("http://studio.local/v1/invites", json={}).json()
-    assert "other networks" in made["note"] and not made["blocked"]
+        warned, blocked = (client.post(f"http://{host}/v1/invites", json={}).json() for host in OWN_NAMES)
+    assert "other networks" in warned["note"] and "may do everything" in warned["note"] and not warned["blocked"]
+    assert blocked["blocked"] and blocked["note"].startswith("only this machine can open")
+    assert "may do everything" not in blocked["note"], "a warning is for machines that can join"
 
 
 def test_what_is_no_invite_is_said_so_without_repeating_its_code(plane: tuple[str, Settings], tmp_path: Path) -> None:
