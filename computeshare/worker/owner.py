@@ -78,7 +78,7 @@ def _activity(one: WorkerStatus) -> str:
     words = {
         "connecting": "has not reached the control plane yet",
         "resting": f"rests: {one.resting}",
-        "ended": "has ended without a goodbye: it was killed, or the machine was switched off",
+        "ended": "has ended without a goodbye: it was killed or shut out, or the machine was switched off",
     }
     return plain(words.get(one.state, "waits for a job"))
 
