@@ -79,7 +79,7 @@ class StageLoop:
         self._codecs = seat.setup.spec.codecs
         self._turns = itertools.count(1)
         self._held: tuple[range, StageParts, HeldStages, StageVersions] | None = None
-        self._is_tried = False
+        self._is_tried = self._is_warm = False
 
     def run(self) -> str:
         """Take part until the job or the seat ends. Returns the reason."""
@@ -112,7 +112,7 @@ class StageLoop:
             parts = StageParts(setup.layout, setup.stages, held)
             stages, codec = setup.hold(parts), CODECS[self._codecs.down]
             versions = StageVersions(seat.redis, seat.session, codec, parts, seat.wires, stages.room)
-            self._held = held, parts, stages, versions
+            self._held, self._is_warm = (held, parts, stages, versions), False
             log.info("holds stages", job=seat.session.keys.job_id, first=held.start, count=len(held))
         return self._held[1:]
 
@@ -207,7 +207,12 @@ class StageLoop:
                 self._measure(own, sum(one.busy_s for one in updates))
 
     def _measure(self, held: Held, busy_s: float) -> None:
-        """Note how long this worker took for its stages of a unit."""
+        """Note how long this worker took for its stages of a unit: not the first of a replica, which takes up to 2.5
+        times as long, so that this worker might lose its stages to another, and stand by from then on.
+        """
+        if not self._is_warm:
+            self._is_warm = True
+            return
         membership = self.seat.membership
         rate = works_of(membership.stages, held.stages) / max(busy_s, 1e-6)
         before = membership.own.rate or rate

@@ -24,6 +24,7 @@ from computeshare.pipeline.chains import membership
 from computeshare.pipeline.chains.mail import LIFE_S, ChainMail, Letter, LetterInbox, LetterOutbox
 from computeshare.pipeline.chains.membership import Membership
 from computeshare.pipeline.chains.placement import Held, Placement, successor
+from computeshare.pipeline.chains.stage_needs import works_of
 from computeshare.pipeline.chains.stage_weights import StageParts, StageVersions
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.worker_session import WorkerSession
@@ -484,6 +485,20 @@ def test_a_trial_that_is_called_off_is_made_again(start: Callable[..., Job]) -> 
     assert loop.seat.membership.own.rate == 0
     loop._try_out(threading.Event())
     assert loop.seat.membership.own.rate > 0
+
+
+def test_the_first_unit_of_a_replica_says_nothing_of_its_workers_speed(start: Callable[..., Job]) -> None:
+    job = start(**FIELDS, strategy=PIPELINE)
+    loop = loop_of(job, setup_of(job), "newcomer")
+    membership, rates = loop.seat.membership, []
+    for stop in (1, 2):
+        held = Held("newcomer", membership.own.session, 0, stop)
+        loop._hold(held.stages)
+        for busy_s in (10.0, 1.0):
+            loop._measure(held, busy_s)
+            rates.append(membership.own.rate)
+    one, both = (works_of(membership.stages, range(stop)) for stop in (1, 2))
+    assert rates == [0, one, one, (one + both) / 2]
 
 
 def test_a_model_that_cannot_compute_zeros_is_not_measured_and_ends_no_seat(start: Callable[..., Job]) -> None:
