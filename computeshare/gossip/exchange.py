@@ -21,6 +21,10 @@ from computeshare.types import Message, Vector
 
 FASTER, SLOWER, LEAST = 1.2, 0.5, 0.02
 """By which a peer's score, between `LEAST` and 1, changes with an exchange that succeeded or failed."""
+UNITS_OF_A_PAIR = 2
+"""Units that a peer makes on average before pairs are drawn anew: with fewer, two peers would seldom read each other,
+as each hears late how far the others are.
+"""
 LATE = 0.5
 """By which the share of another's weights shrinks with each unit that they are late: two peers overshoot that both move
 to where the other was. With a distance x, a share f and a delay of one unit, x[t+1] = x[t] - 2 f x[t-1].
@@ -77,18 +81,21 @@ class Partners:
         """Whether to exchange now."""
         return self._random.random() < probability
 
-    def choose(self, others: Sequence[str], units: int) -> str | None:
+    def choose(self, others: Mapping[str, int], units: int) -> str | None:
         """Another peer, or None: there is none, or `pairs` leaves this peer out.
 
         Args:
-            units: made by this peer so far; peers that have made the same number are paired off alike.
+            others: the units that each other peer has made, as far as it has published. The units of all together say
+                when pairs are drawn anew, so that peers draw the same ones, however fast each is.
+            units: made by this peer so far.
         """
         if self._matching == "pairs":
             present = sorted([*others, self._worker])
-            random.Random(f"{self._seed} {units}").shuffle(present)
+            drawn = (units + sum(others.values())) // (UNITS_OF_A_PAIR * len(present))
+            random.Random(f"{self._seed} {drawn}").shuffle(present)
             place = present.index(self._worker) ^ 1
             return present[place] if place < len(present) else None
-        return self.any_of(others)
+        return self.any_of(sorted(others))
 
     def any_of(self, others: Sequence[str]) -> str | None:
         """A random peer, seldom a slow one; None: there is none."""
@@ -130,7 +137,9 @@ class PeerExchange:
         """
         is_free = self._coming is None and (self.late is None or self.late.done())
         if is_free and (always or self.partners.wants(self.averaging.fetch_probability)):
-            self._begin_to_read(lambda others: self.partners.choose(sorted(others), units))
+            self._begin_to_read(
+                lambda all_: self.partners.choose({name: one.units for name, one in all_.items()}, units)
+            )
             return True
         return False
 

@@ -75,7 +75,8 @@ class GossipStrategy(Strategy):
     timeout_ms: int = Field(2000, ge=1, le=600_000, description="another peer whose weights take longer is given up")
     matching: Literal["random", "pairs"] = Field(
         "random",
-        description="random: any peer, seldom a slow one; pairs: the peers are paired off anew after each unit",
+        description="random: any peer, seldom a slow one; pairs: two peers read each other, and all are paired off "
+        "anew after about two units of each",
     )
     max_norm: float | None = Field(
         None, gt=0, description="clip the difference between the two peers' weights to this Euclidean norm"

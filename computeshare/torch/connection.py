@@ -37,7 +37,7 @@ class Connection:
         """As `connect`. Raises SpecError: a tensor of the module is neither float32 nor an int64 buffer."""
         self.name = name
         self._module, self._layout = module, layout_of(module)
-        self._codec, self._token = CODECS[codec], _token(self._layout)
+        self._codec, self._token = CODECS[codec], _token(self._layout, codec)
         self._board = GroupWeights(redis, group, name)
         partners = Partners(name, 0, averaging.matching)
         self._exchange = PeerExchange(averaging, self._board, partners, update_parts(self._layout), self._decode)
@@ -99,9 +99,10 @@ class Connection:
             log.warning("weights not published", name=self.name, error=str(error))
 
     def _decode(self, published: PublishedNotice, message: Message) -> tuple[Vector, Vector] | None:
-        """None: the other trains another model."""
+        """None: the other trains another model, or publishes in another codec."""
         if published.token != self._token:
-            self._remarks.tell(log.warning, "a process of the group trains another model", name=self.name)
+            told = "a process of the group has another model or codec: give all of them the same"
+            self._remarks.tell(log.warning, told, name=self.name)
             return None
         parameters, buffers = decode_update(self._codec, message, self._layout)
         return parameters, buffers
@@ -133,6 +134,6 @@ def connect(
     return Connection(module, redis, group, name or uuid.uuid4().hex[:12], averaging, codec)
 
 
-def _token(layout: Layout) -> str:
-    """Names the model's layout, so that no process averages with another model."""
-    return hashlib.sha256(repr(layout.tensors).encode()).hexdigest()[:16]
+def _token(layout: Layout, codec: str) -> str:
+    """Names the model's layout and the codec, so that no process averages with another model, or misreads weights."""
+    return hashlib.sha256(repr((layout.tensors, codec)).encode()).hexdigest()[:16]

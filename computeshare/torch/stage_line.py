@@ -23,9 +23,10 @@ LARGEST_BYTES = 256 << 20
 """Of the tensors in a message."""
 BEGIN, FORWARD, BACKWARD, STEP, END = "begin", "forward", "backward", "step", "end"
 NORM, CLIP, SAVE, SAVED, LOAD = "norm", "clip", "save", "saved", "load"
-LOST, FORGOTTEN = "lost", "forgotten"
-"""The tags of messages. `LOST`: of a process that has not heard how its script's run began; `FORGOTTEN`: of a stage
-that does not keep what a backward pass needs.
+LOST, FORGOTTEN, REFUSED = "lost", "forgotten", "refused"
+"""The tags of messages. `BEGIN` and `SAVED` carry the script's `terms`. `LOST`: of a process that has not heard how its
+script's run began; `FORGOTTEN`: of a stage that does not keep what a backward pass needs; `REFUSED`: of a process that
+has other terms.
 """
 
 
@@ -41,6 +42,8 @@ class Line:
 
     def __init__(self, redis: Redis, group: str, stage: int, stages: int, codec: str) -> None:
         self.stage, self.stages, self._codec = stage, stages, CODECS[codec]
+        self.terms = [stages, codec]
+        """The arguments that have to be the same in all processes."""
         key_of = functools.partial(keys.group_stage, group)
         self._inbox, self._outbox = LetterInbox(redis, key_of(str(stage))), LetterOutbox(redis, key_of)
         self._early: dict[tuple[int, int, str], Blob] = {}
@@ -50,7 +53,7 @@ class Line:
         if stage == 0:  # what an earlier script has left
             redis.unlink(*(key_of(str(one)) for one in range(stages)))
             for one in range(1, stages):
-                self.send(one, 0, BEGIN)
+                self.send(one, 0, BEGIN, *self.terms)
 
     def send(self, to: int, turn: int, tag: str, *values: frames.Value) -> None:
         """Send tensors, or numbers, to a stage. Raises RedisError."""
@@ -77,8 +80,8 @@ class Line:
     def receive(self, source: int, turn: int, tag: str, timeout_s: float) -> list[Any]:
         """Wait for what a stage sends.
 
-        Raises: StageLost; RuntimeError: the stages cannot compute this backward pass; CancelledError: the wait was
-        cancelled, as by Ctrl-C.
+        Raises: StageLost; SettingsError: a stage has other terms; RuntimeError: the stages cannot compute this backward
+        pass; CancelledError: the wait was cancelled, as by Ctrl-C.
         """
         deadline, wanted = time.monotonic() + timeout_s, (source, turn, tag)
 
@@ -94,6 +97,8 @@ class Line:
                     f"stage {source} has not answered for {timeout_s:g} s: it is slow (timeout_s), or the process of a "
                     "stage has ended: start that again, then go back with `await stages.resume()`"
                 )
+            if letter.attempt == self.run and letter.tag == REFUSED:
+                raise SettingsError(self.decoded(letter.body)[0])
             if letter.attempt == self.run and letter.turn >= turn:
                 if letter.tag == LOST:
                     raise StageLost(
@@ -120,6 +125,14 @@ class Line:
     def tell_lost(self, letter: Letter) -> None:
         """Answer the message of a run whose begin this process has not heard."""
         self._outbox.tell("0", Letter(letter.attempt, letter.turn, self.stage, LOST, b""))
+
+    def refuse(self, letter: Letter, theirs: list[Any]) -> str:
+        """Answer the begin of a run whose terms are not this process's; returns the reason."""
+        mine, other = (" and codec ".join(map(str, terms)) for terms in (self.terms, theirs))
+        reason = f"stage {self.stage} was started with stages={mine}, the script with stages={other}: they must agree"
+        body = frames.encode([reason], self._codec)
+        self._outbox.tell("0", Letter(letter.attempt, letter.turn, self.stage, REFUSED, body))
+        return reason
 
     def ask(self, turn: int, tag: str, timeout_s: float, *values: frames.Value) -> list[list[Any]]:
         """Send something to all other stages; what each answers, in their order. Raises StageLost."""

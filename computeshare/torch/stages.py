@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ from computeshare.torch.stage_line import Line, StageLost, line_of
 from computeshare.torch.stage_saves import StageSaves, newest_of_all
 
 __all__ = ["StageLost", "Stages", "connect", "serve"]
+log = structlog.get_logger()
 
 
 class Stages:
@@ -82,7 +84,7 @@ class Stages:
 
         Raises StageLost: a stage's process is still missing, or a stage has no save although others have.
         """
-        saved = [self._saves.steps(), *(one[0] for one in await self._ask(stage_line.SAVED))]
+        saved = [self._saves.steps(), *(one[0] for one in await self._ask(stage_line.SAVED, *self._line.terms))]
         newest = newest_of_all(saved)
         if newest is None and (any(saved) or self._has_stepped):
             raise StageLost("there is no save that all stages have: start all processes, and this script, anew")
@@ -227,6 +229,9 @@ class _Served:
         line = self._line
         while (letter := line.next()) and not (letter.tag == stage_line.END and letter.attempt == line.run):
             if letter.tag in (stage_line.BEGIN, stage_line.SAVED):
+                if (theirs := line.decoded(letter.body)) != line.terms:
+                    log.error("script refused", reason=line.refuse(letter, theirs))
+                    continue
                 line.run, self._first_turn = letter.attempt, letter.turn
                 self._kept.clear()
                 self._optimizer.zero_grad()

@@ -62,10 +62,11 @@ def test_a_batch_ends_between_the_two(joined: Any) -> None:
     assert first.update_wait(0.5) and value(one) == 2.0, "the other had published 3"
 
 
-def test_who_left_and_who_trains_another_model_is_not_averaged_with(joined: Any) -> None:
+def test_who_left_or_has_another_model_or_codec_is_not_averaged_with(joined: Any) -> None:
     mine = model(1.0)
     first, gone, other = joined(mine, "one"), joined(model(5.0), "gone"), joined(model(9.0, inputs=4), "other")
-    for connection in (gone, other):
+    halved = joined(model(7.0), "halved", codec="float16")
+    for connection in (gone, other, halved):
         connection.update_send(0.5)
         published(connection)
     gone.close()

@@ -518,6 +518,34 @@ def test_a_first_step_that_not_all_stages_took_cannot_be_resumed(redis_url: str,
     asynchronously(train())
 
 
+@pytest.mark.parametrize(("stages", "codec"), [(2, "float32"), (3, "bfloat16")])
+def test_processes_with_other_arguments_are_told_at_once_and_the_next_script_is_served(
+    redis_url: str, stages: int, codec: str
+) -> None:
+    group, parts = uuid.uuid4().hex, layers()
+    inputs = batches()[0][0]
+
+    async def wrong(resumes: bool) -> None:
+        found = await connect(parts[0], group, stages, redis_url, codec)
+        if resumes:
+            await found.resume()
+        await found(inputs)
+
+    async def right() -> torch.Tensor:
+        found = await connect(parts[0], group, 3, redis_url)
+        output = await found(inputs)
+        await found.close()
+        return output
+
+    with holders(parts, group, redis_url):
+        for resumes in (False, True):
+            with pytest.raises(
+                SettingsError, match=f"with stages=3 and codec float32.*stages={stages} and codec {codec}"
+            ):
+                asynchronously(wrong(resumes))
+        assert torch.equal(asynchronously(right()), nn.Sequential(*parts)(inputs))
+
+
 def test_a_stage_returns_one_tensor(redis_url: str) -> None:
     class Pair(nn.Module):
         def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -380,7 +380,7 @@ def test_slow_peers_are_chosen_seldom_and_never_given_up() -> None:
     partners = Partners("own", 3, "random")
     for _ in range(50):
         partners.note("slow", succeeded=False)
-    chosen = [partners.choose(["fast", "slow"], 0) for _ in range(2000)]
+    chosen = [partners.choose({"fast": 0, "slow": 0}, 0) for _ in range(2000)]
     assert partners._scores["slow"] == LEAST
     assert 5 < chosen.count("slow") < 120
     for _ in range(50):
@@ -393,14 +393,31 @@ def test_pairs_are_mutual_and_change(count: int) -> None:
     names = [f"peer{number}" for number in range(count)]
     everyone = {name: Partners(name, 1, "pairs") for name in names}
     met: dict[str, set[str]] = {name: set() for name in names}
-    for units in range(60):
-        chosen = {name: one.choose([n for n in names if n != name], units) for name, one in everyone.items()}
+    for units in range(120):
+        chosen = {name: one.choose({n: units for n in names if n != name}, units) for name, one in everyone.items()}
         assert sum(other is None for other in chosen.values()) == count % 2
         for name, other in chosen.items():
             if other:
                 assert chosen[other] == name
                 met[name].add(other)
     assert all(len(others) == count - 1 for others in met.values()), "everyone meets everyone"
+
+
+@pytest.mark.parametrize("speeds", [(1.0, 1.0, 1.0, 1.0), (1.0, 0.8, 0.6, 0.4, 1.0, 0.8, 0.6, 0.4)])
+def test_pairs_are_mostly_mutual_though_peers_join_late_and_are_not_equally_fast(speeds: tuple[float, ...]) -> None:
+    everyone = {f"peer{number}": Partners(f"peer{number}", 1, "pairs") for number in range(len(speeds))}
+    made, published, chosen = dict.fromkeys(everyone, 0), dict.fromkeys(everyone, 0), dict[str, str | None]()
+    due = {name: 7.3 * number for number, name in enumerate(everyone)}
+    mutual = asked = 0
+    while asked < 2000:
+        name = min(due, key=lambda one: due[one])
+        others = {other: units for other, units in published.items() if other != name and other in chosen}
+        chosen[name] = other = everyone[name].choose(others, made[name])
+        asked += 1
+        mutual += other is not None and chosen[other] == name
+        published[name], made[name] = made[name], made[name] + 1
+        due[name] += 1 / speeds[int(name[4:])]
+    assert mutual > 0.65 * asked, "by chance, 0.33 of four peers and 0.14 of eight"
 
 
 def test_a_lossy_codec_rounds_the_difference_and_no_more() -> None:
