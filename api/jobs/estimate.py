@@ -25,7 +25,7 @@ class MeasuredRounds:
     `unit_s`: each worker's seconds per unit, sending included. `round_s`: seconds from one version to the next.
     `rounds`: versions measured. `units`: units in a round; `unit` is their name. `most`: the job's limit on workers.
     `anyhow`: whether no worker waits for the slowest, because a round takes the first units to arrive, or the size of
-    each unit follows its worker's speed.
+    each unit follows its worker's speed. `stages`: into which the model is split; 0: each worker computes whole units.
     """
 
     unit_s: Sequence[float]
@@ -35,6 +35,7 @@ class MeasuredRounds:
     most: int
     anyhow: bool = False
     unit: str = "micro-batch"
+    stages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,9 @@ def one_more(measured: MeasuredRounds) -> MemberEstimate | str:
     """The estimated speed with one more worker; or a sentence: why there is no estimate, or why a worker would not
     help.
     """
+    if measured.stages:
+        most = min(measured.most, measured.stages * measured.units)
+        return f"Up to {most} workers hold stages of this model, each fewer layers the more there are; others stand by"
     workers = len(measured.unit_s)
     if not workers or measured.rounds < ENOUGH_ROUNDS or measured.round_s <= 0:
         return "Too early to estimate the effect of another worker"

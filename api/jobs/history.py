@@ -157,7 +157,7 @@ class History:
         items = [_job_worker(row, total, row.left_ms is None and job.status not in ENDED) for row in rows]
         exchanges = [ExchangePublic.model_validate(one, from_attributes=True) for one in met]
         items.sort(key=lambda w: (not w.active, w.name, w.id))
-        stages = _stages(job.stages or {}) if job.status not in ENDED else []
+        stages = _stages(job.stages or {})
         busy = [one.busy for one in stages if one.busy is not None]
         bubble = 1 - sum(busy) / len(busy) if busy else None
         return JobWorkerList(items=items, exchanges=exchanges, stages=stages, bubble=bubble)

@@ -132,6 +132,7 @@ def _measured(session: Session, job: Job, spent: Sequence[Spent]) -> MeasuredRou
         most=job.spec["workers"]["max"],
         unit=strategy.unit,
         anyhow=not strategy.waits_for_slowest,
+        stages=strategy.staging.stages if strategy.staging else 0,
     )
 
 

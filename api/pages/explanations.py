@@ -126,19 +126,22 @@ def first_steps(job: JobPublic, trouble: str | None = None) -> list[StartStep]:
     ]
 
 
+SLOW_LINK = 1.5
+"""How many times as long as the ideal a bubble is if something else than the number of pieces explains it."""
 WORTH_NAMING = 0.2
 """The share of workers' time from which waiting, encoding or uploading explains a job's speed."""
 
 
 def pace(spent: Sequence[Spent], strategy: Strategy, units: int, codec: str) -> str:
-    """Why a job is as fast as it is, in a sentence with what would help; empty: nothing was measured.
+    """Why a job is as fast as it is, in a sentence with what would help; empty: nothing was measured, or the model is
+    spread over workers, of which the leader's times say little.
 
     Args:
         units: work units in a round.
         codec: of updates.
     """
     total_s = sum(one.total_s for one in spent)
-    if not total_s:
+    if not total_s or strategy.staging:
         return ""
     shares = {name: sum(getattr(one.seconds, name) for one in spent) / total_s for name in SECONDS}
     who, verb = ("Workers", "") if len(spent) > 1 else ("The worker", "s")
@@ -216,3 +219,23 @@ _FOLDED = {
     "scored": "checkpoints and scores",
     "reassigned": "reassignments",
 }
+
+
+def bubble_remedy(bubble: float, stages: int, pieces: int) -> str:
+    """What would shorten the bubble of a model that is spread over workers, as a sentence; empty: it is short.
+
+    Args:
+        bubble: share of the time of a micro-batch in which a worker waits for others.
+        stages: number of stages.
+        pieces: of a micro-batch (`accumulate`).
+    """
+    if bubble < WORTH_NAMING:
+        return ""
+    ideal = (stages - 1) / (pieces + stages - 1)
+    if bubble < SLOW_LINK * ideal:
+        more = "one piece" if pieces == 1 else f"{pieces} pieces"
+        return f"Each micro-batch is computed in {more}: a larger accumulate would shorten it."
+    return (
+        f"With equal stages it would be {share(ideal)}: the link is slow, for which activations in bfloat16 and larger "
+        "micro-batches help, or one stage takes longer than the others (split)."
+    )

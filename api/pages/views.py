@@ -17,7 +17,7 @@ from api.jobs.job_list import Chosen
 from api.jobs.series import Columns, Lowest
 from api.jobs.service import Jobs
 from api.jobs.submissions import Spent, Submissions
-from api.pages.explanations import StartStep, first_steps, pace
+from api.pages.explanations import StartStep, bubble_remedy, first_steps, pace
 from api.recipes.schemas import RecipeDetail
 from api.recipes.service import Recipes
 from api.schemas import (
@@ -128,6 +128,14 @@ class JobView:
         codec = self.job.spec["codec"]
         up = codec["up"] if isinstance(codec, dict) else codec
         return pace(self.spent, stored(self.job.spec), plan_of(self.job.spec).units_per_round, up)
+
+    @property
+    def bubble_remedy(self) -> str:
+        """What would shorten the bubble of a running job, as a sentence; empty: nothing would, or it has none."""
+        staging = stored(self.job.spec).staging
+        if self.bubble is None or staging is None or self.job.status != "running":
+            return ""
+        return bubble_remedy(self.bubble, staging.stages, self.job.spec["accumulate"])
 
     @property
     def to_download(self) -> CheckpointPublic | None:

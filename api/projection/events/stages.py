@@ -38,7 +38,9 @@ def placed(projection: JobProjection, event: StreamEvent) -> None:
     )
 
 
-def computed(projection: JobProjection, shares: Sequence[Mapping[str, Any]], seconds: float, at_ms: int) -> None:
+def computed(
+    projection: JobProjection, leader: str, shares: Sequence[Mapping[str, Any]], seconds: float, at_ms: int
+) -> None:
     """A chain of workers computed a micro-batch in so many seconds; a worker that holds no stage is not counted."""
     known = _known(projection)
     holding, courses = _holding(known["chains"]), known.setdefault("courses", {})
@@ -55,8 +57,21 @@ def computed(projection: JobProjection, shares: Sequence[Mapping[str, Any]], sec
         for stage in range(run["first"], run["stop"]):
             courses[str(stage)] = extended(courses.get(str(stage)), busy)
         row = projection.worker_row(worker)
+        row["accepted"] += worker != leader
         row["seen_ms"], row["memory_bytes"] = max(row["seen_ms"], at_ms), memory or row.get("memory_bytes")
     projection.state["stages"] = json.dumps(known)
+
+
+def credited(projection: JobProjection, worker: str, samples: int) -> dict[str, int]:
+    """How many of a unit's samples count for each worker of the chain that `worker` leads, by the number of its stages,
+    which take about the same time each; all of them for `worker` if the model is not spread over others.
+    """
+    chains = _known(projection)["chains"] if projection.state["stages"] else []
+    chain = next((one for one in chains if one and one[0]["worker"] == worker), None)
+    if chain is None:
+        return {worker: samples}
+    stages = chain[-1]["stop"]
+    return {one["worker"]: samples * one["stop"] // stages - samples * one["first"] // stages for one in chain}
 
 
 def extended(course: dict[str, Any] | None, busy: float) -> dict[str, Any]:

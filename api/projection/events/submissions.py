@@ -60,9 +60,10 @@ def submission(projection: JobProjection, event: StreamEvent) -> None:
     if (met := data.get("exchange")) and outcome == "accepted":
         projection.count_exchange(worker, name_of(met["peer"]), optional_of(met["distance"]))
     if (shares := data.get("stages")) and outcome == "accepted":
-        stages.computed(projection, shares, finite_of(seconds["computing"]), event.at_ms)
+        stages.computed(projection, worker, shares, finite_of(seconds["computing"]), event.at_ms)
     if counted:
-        projection.rates.of(worker).add(event.at_ms, samples)
+        for each, part in stages.credited(projection, worker, samples).items():
+            projection.rates.of(each).add(event.at_ms, part)
     if outcome in ("accepted", "duplicate"):
         for micro_batch in set(sent) - set(counted) - set(numbers_of(data.get("late", []))):
             projection.add_to_epoch(micro_batch, "duplicates_refused")

@@ -17,6 +17,7 @@ from api.projection.events.parser import (
     optional_of,
     text_of,
 )
+from api.projection.events.stages import credited
 from computeshare.jobspec.tasks.facts import goodness
 from computeshare.types import ENDED
 
@@ -62,7 +63,8 @@ def version(projection: JobProjection, event: StreamEvent) -> None:
     for (micro_batch, worker, size), late in zip(counted, staleness, strict=True):
         row = {"micro_batch": micro_batch, "epoch": epoch, "worker": worker, "samples": size, "voided": False}
         projection.changes.ledger.append(about | row | {"staleness": late})
-        projection.worker_row(worker)["samples"] += size
+        for each, part in credited(projection, worker, size).items():
+            projection.worker_row(each)["samples"] += part
     shown = {"version": token.version, "token": str(token), "epoch": epoch, "loss": loss, "samples": samples}
     if any(staleness):
         shown["staleness"] = round(sum(staleness) / len(staleness), 3)

@@ -290,7 +290,7 @@ def test_the_table_of_stages_says_who_holds_what_and_how_busy_each_was_over_time
     assert 'id="stages"' not in pages.get(f"/jobs/{job_id}"), "nobody has decided where the model is split"
     pages.change(job_id, stages=STAGES)
     html = pages.get(f"/jobs/{job_id}/parts").split('id="stages"')[1].split("</table>")[0]
-    assert "Waiting for others takes 50 %" in html
+    assert "Waiting for others takes 50 %" in html and "With equal stages it would be 20 %: the link is slow" in html
     first, second, both = html.split("<tr")[2:]
     for row, words in (
         (first, ("Stage 1", "chain 1", "mac w1", "tok to blocks.0", "1,200", "600 MB", "2.0 MB", "75 %")),
@@ -303,6 +303,10 @@ def test_the_table_of_stages_says_who_holds_what_and_how_busy_each_was_over_time
     assert "<svg" not in second, "one point is no course"
     told = pages.client.get(f"/v1/jobs/{job_id}/workers", headers={"accept": "application/json"}).json()
     assert [one["course"] for one in told["stages"]] == [[0.5, 0.75], [], [0.5, 0.75]] and told["bubble"] == 0.5
+    pages.change(job_id, status="completed")
+    html = pages.get(f"/jobs/{job_id}/parts").split('id="stages"')[1].split("</table>")[0]
+    assert "Who held which layers" in html and "took 50 %" in html and "the link is slow" not in html
+    assert "mac w2" in html, "so that the next job can be split better"
 
 
 def test_a_job_of_peers_shows_how_far_they_are_apart_and_who_averaged_with_whom(pages: Pages) -> None:

@@ -266,6 +266,28 @@ def test_versions_that_the_broker_lost_and_that_are_done_again_count_once(
     assert "went_back" in [event.type for event in history.timeline(job)]
 
 
+def test_a_chains_workers_keep_their_shares_of_the_samples_when_the_broker_loses_versions(
+    redis: Redis, feed: Feed, projector: Projector, history: History, job: str
+) -> None:
+    feed.open()
+    for worker in WORKERS[:2]:
+        feed.join(worker)
+    feed.send("split", stages=[{"layers": [name], "parameters": 1} for name in "abcd"])
+    runs = (WORKERS[0], 0, 1), (WORKERS[1], 1, 4)
+    chain = [{"worker": worker, "first": first, "stop": stop} for worker, first, stop in runs]
+    feed.send("placed", number=1, chains=[chain])
+    for _ in range(4):
+        feed.commit()
+    projector.step(redis)
+    assert {one.id: one.share for one in history.workers(job).items} == {WORKERS[0]: 0.25, WORKERS[1]: 0.75}
+    whole = sum(one.samples for one in history.workers(job).items)
+    feed.version = 1
+    feed.commit()
+    projector.step(redis)
+    found = {one.id: one.samples for one in history.workers(job).items}
+    assert found == {WORKERS[0]: whole // 8, WORKERS[1]: 3 * whole // 8}, "of two versions in place of four"
+
+
 def test_ids_that_a_broker_gives_a_second_time_lose_no_event_and_double_none(
     redis: Redis, feed: Feed, database: Database, history: History, jobs: Jobs, job: str
 ) -> None:

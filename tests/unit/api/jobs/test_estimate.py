@@ -37,8 +37,10 @@ def test_where_nobody_waits_for_the_slowest_speeds_add_up() -> None:
         (replace(TWO, unit_s=[]), "Too early"),
         (replace(TWO, most=2), "takes at most 2 workers"),
         (replace(TWO, units=2), "Each round has 2 micro-batches, so a third worker would only be a backup"),
+        (replace(TWO, units=2, stages=3, unit_s=[]), "Up to 6 workers hold stages of this model"),
+        (replace(TWO, units=4, stages=3), "Up to 8 workers hold stages"),
     ],
-    ids=["few rounds", "nobody measured", "full", "nothing to share"],
+    ids=["few rounds", "nobody measured", "full", "nothing to share", "stages", "stages, limited"],
 )
 def test_what_cannot_be_said_or_gained_is_told(measured: MeasuredRounds, told: str) -> None:
     assert told in str(one_more(measured))

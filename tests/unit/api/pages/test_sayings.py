@@ -7,7 +7,7 @@ import pytest
 
 from api.jobs.submissions import Spent
 from api.pages.comparison import differing
-from api.pages.explanations import advice, may_help_to_retry, pace, why
+from api.pages.explanations import advice, bubble_remedy, may_help_to_retry, pace, why
 from api.schemas import SecondsPublic, SubmissionPublic
 from computeshare.jobspec.spec import JobSpec
 from computeshare.strategies.registry import DEFAULT, parse_strategy
@@ -157,3 +157,11 @@ def test_what_a_job_has_already_is_not_said_to_help_it() -> None:
     local = parse_strategy({"kind": "local"})
     assert "more steps per update would help" in pace([spent(uploading=50, computing=50)], local, 4, "int8")
     assert "a larger micro_batch would help" in pace([spent(encoding=50, computing=50)], DEFAULT, 4, "float16")
+
+
+def test_of_a_model_in_stages_the_bubble_is_explained_and_not_its_leaders_time() -> None:
+    assert pace([spent(uploading=50, computing=50)], parse_strategy({"kind": "pipeline"}), 4, "float32") == ""
+    assert bubble_remedy(0.1, 2, 8) == ""
+    assert "in one piece: a larger accumulate would shorten it" in bubble_remedy(0.55, 2, 1)
+    assert "in 4 pieces: a larger accumulate" in bubble_remedy(0.22, 2, 4)
+    assert "With equal stages it would be 11 %: the link is slow" in bubble_remedy(0.5, 2, 8)

@@ -69,6 +69,18 @@ def test_a_worker_that_was_given_no_stage_is_not_counted() -> None:
     assert json.loads(projection.state["stages"])["workers"] == {}
 
 
+def test_the_samples_of_a_chain_count_for_all_of_its_workers_by_their_stages() -> None:
+    token = f"1.1.{1:016x}"
+    version = {"token": token, "version": 1, "epoch": 0, "loss": 1.5, "sha256": "aa", "seconds": {}}
+    version |= {"counted": [[0, "w1", 10], [1, "w9", 7]]}
+    chain = held("w1", 0, 1), held("w2", 1, 3)
+    projection = projected(SPLIT, placed(1, *chain), submission(1.0), ("version", version))
+    rows = projection.changes.workers
+    assert {worker: row["samples"] for worker, row in rows.items()} == {"w1": 3, "w2": 7, "w9": 7}
+    assert (rows["w1"]["accepted"], projection.changes.ledger[0]["worker"]) == (1, "w1")
+    assert {*projection.rates.workers} == {"w1", "w2"}
+
+
 @pytest.mark.parametrize(("first", "stop"), [(1, 1), (0, 65), (-1, 1)])
 def test_a_run_of_stages_that_cannot_be_is_no_event(first: int, stop: int) -> None:
     with pytest.raises(ValueError):
