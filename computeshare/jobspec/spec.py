@@ -194,7 +194,8 @@ class JobSpec(Part):
         le=65_536,
         title="Gradient accumulation steps",
         description="computes a micro-batch in this many pieces, one after the other, to save memory: the same "
-        "gradient, but batch normalisation sees one piece at a time",
+        "gradient, but batch normalisation sees one piece at a time; with strategy pipeline, workers compute different "
+        "pieces at the same time: at least 4 for 2 stages",
     )
     optimizer: Annotated[OptimizerSpec, changing(SGD)] = Field(
         default_factory=lambda: OptimizerSpec(**SGD),
@@ -465,22 +466,21 @@ class JobSpec(Part):
                 "JobSpec",
                 "codec",
                 f"strategy {self.strategy.kind} publishes weights as differences from a version: set codec.down "
-                "to float32, and codec.up to float32, float16, bfloat16 or int8",
+                f"to float32, and codec.up to {_without_residual()}",
             )
         if self.strategy.staging:
             self._check_stages(self.strategy.staging)
 
     def _check_stages(self, staging: Staging) -> None:
         """Raises ValidationError: a codec does not suit a model in stages."""
-        suited = [name for name, codec in CODECS.items() if not codec.residual]
-        if staging.activations not in suited:
-            raise error_at("JobSpec", ("strategy", "activations"), f"choose one of {', '.join(suited)}")
+        if CODECS[staging.activations].residual:
+            raise error_at("JobSpec", ("strategy", "activations"), f"choose {_without_residual()}")
         if not self._suits_stages():
             raise error_at(
                 "JobSpec",
                 "codec",
-                f"strategy {self.strategy.kind} sends each stage by itself: set codec.up to float32, float16, bfloat16 "
-                "or int8, and codec.down to float32, float16 or bfloat16",
+                f"strategy {self.strategy.kind} sends each stage by itself: set codec.up to {_without_residual()}, and "
+                "codec.down to float32, float16 or bfloat16",
             )
 
     def _suits_stages(self) -> bool:
@@ -689,6 +689,12 @@ class JobSpec(Part):
     def wants_score(self, version: int) -> bool:
         """Whether this version is to be scored."""
         return version == self.rounds_total or _is_multiple(version, self.evaluate_every)
+
+
+def _without_residual() -> str:
+    """The codecs that keep no residual, in a message."""
+    *others, last = (name for name, codec in CODECS.items() if not codec.residual)
+    return f"{', '.join(others)} or {last}"
 
 
 def _called(spec: JobSpec) -> str:
