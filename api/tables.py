@@ -24,6 +24,7 @@ ReasonCode = Literal[
     "reducer",
     "opening",
     "loading",
+    "stages",  # its workers cannot hold all stages of the model
     "broker",
     "memory",
     "evaluator",

@@ -36,7 +36,7 @@ class Stored:
         """Read the current state; `now` in milliseconds."""
         with engine.connect() as connection:
             names = ("id", "queue", "status", "reason", "reason_code", "missing_workers", "version", "rounds_total")
-            about = [JOB.c[name] for name in (*names, "started_ms")]
+            about = [JOB.c[name] for name in (*names, "started_ms", "stages")]
             spec = type_coerce(JOB.c.spec, StoredSpec).label("spec")
             wanting = select(*about, spec).where(JOB.c.status.in_(ACTIVE))
             jobs = connection.execute(wanting.order_by(JOB.c.created_ms, JOB.c.id)).all()
@@ -45,7 +45,9 @@ class Stored:
             with_end = select(SEAT, stopped).join(JOB, JOB.c.id == SEAT.c.job_id)
             seats = connection.execute(with_end.where(SEAT.c.ended_ms.is_(None))).all()
             past = connection.execute(select(SEAT).where(SEAT.c.ended_ms > now - PAST_MS)).all()
-            taking_part = select(WORKER.c.job_id, WORKER.c.worker).join(JOB, JOB.c.id == WORKER.c.job_id)
+            taking_part = select(WORKER.c.job_id, WORKER.c.worker, WORKER.c.joined_ms).join(
+                JOB, JOB.c.id == WORKER.c.job_id
+            )
             open_ended = JOB.c.status.not_in(ENDED)
             present = connection.execute(taking_part.where(open_ended, WORKER.c.left_ms.is_(None))).all()
         return cls(jobs, paused, seats, past, present)

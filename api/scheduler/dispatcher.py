@@ -61,6 +61,8 @@ CALM_MS = 12_000
 """How long after an outage no worker is taken for dead: each worker needs time for its next heartbeat."""
 RETIRED_MS = 60_000
 """How long after a job's end its keys are deleted: every process has noticed the end by then."""
+PLACING_MS = 5000
+"""How long workers may take to find a place for a model's stages, before the page says that they have none."""
 RECONCILE_MS = 5000
 STAYING = ("queued", "started")
 """The states of seats that may be asked for scores."""
@@ -257,7 +259,9 @@ class Dispatcher:
         now: int,
         own: Sequence[Available],
     ) -> dict[str, Situation]:
-        present = {row.job_id for row in stored.present}
+        present: dict[str, int] = {}
+        for row in stored.present:
+            present[row.job_id] = min(row.joined_ms or now, present.get(row.job_id, now))
         known = [job_id for job_id, its in published.items() if its.known]
         self._known_since = {job_id: self._known_since.get(job_id, now) for job_id in known}
         return {
@@ -267,6 +271,7 @@ class Dispatcher:
                 opened=published[job.id].status is not None,
                 reducer=published[job.id].reducer,
                 working=job.id in present,
+                unplaced=_is_unplaced(job, present.get(job.id), now),
                 waited_ms=now - self._known_since.get(job.id, now),
                 trouble=out.trouble(job.id),
                 no_room=published[job.id].no_room,
@@ -409,6 +414,12 @@ class Dispatcher:
         with contextlib.suppress(ValidationError, OSError):  # an older release's job; a disk that fails
             if saved and Retention(artifacts, spec_of(job.spec)).prune(saved[-1]):
                 reconcile(self._database, self._artifacts_dir, job.id)
+
+
+def _is_unplaced(job: Any, joined_ms: int | None, now: int) -> bool:
+    """Whether workers take part, the first since `joined_ms`, and the model's stages have found no place at them."""
+    split = bool(job.stages and job.stages["stages"])
+    return split and not job.stages["chains"] and joined_ms is not None and now - joined_ms > PLACING_MS
 
 
 def _told(why: Reason | None) -> dict[str, Any]:

@@ -9,6 +9,10 @@ STARTING_MS = 20_000
 NO_EVALUATOR = "no evaluator is running"
 START_EVALUATOR = "start computeshare-evaluator or a worker of your own, or use computeshare up"
 NO_RECIPE_EVALUATOR = "no evaluator that runs recipes is running"
+UNPLACED = (
+    "The workers that take part have too little memory for all stages of the model: add workers, allow these more "
+    "memory (--max-memory), or raise strategy.stages. A worker's log says how much is missing"
+)
 START_RECIPE_EVALUATOR = "start computeshare-evaluator or a worker of your own, with --recipes, or use computeshare up"
 
 
@@ -35,6 +39,8 @@ class Situation:
     """A reducer serves the job."""
     working: bool
     """Workers take part."""
+    unplaced: bool
+    """The workers that take part cannot hold all stages of the model between them."""
     waited_ms: int
     """Milliseconds since the dispatcher first found the job published."""
     trouble: str | None = None
@@ -72,6 +78,7 @@ def reason(situation: Situation, refused: str | None = None) -> Reason | None:
     causes: tuple[tuple[object, ReasonCode, str], ...] = (
         (situation.trouble, "worker", situation.trouble or ""),
         (not situation.opened, "opening", "A reducer is preparing the first weights"),
+        (situation.unplaced, "stages", UNPLACED),
         (not situation.working, "loading", "Workers are loading the model and the data"),
         (not situation.evaluator, "evaluator", f"Training continues, but {absent} to score versions: {start}"),
         (

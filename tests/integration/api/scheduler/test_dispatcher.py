@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,10 +21,10 @@ from api.publication import outbox
 from api.publication.admission import BASE_BYTES, BrokerMemory
 from api.publication.outbox import OUTBOX
 from api.scheduler import dispatcher as dispatcher_module
-from api.scheduler.dispatcher import Dispatcher
+from api.scheduler.dispatcher import PLACING_MS, Dispatcher
 from api.scheduler.machines import INVITE
 from api.stored_specs import spec_of
-from api.tables import JOB, CheckpointRow, Event, table
+from api.tables import JOB, WORKER, CheckpointRow, Event, table
 from computeshare.checkpoints.retention import Retention
 from computeshare.checkpoints.store import Artifacts
 from computeshare.jobspec.spec import JobSpec
@@ -195,6 +196,40 @@ def test_worker_that_died_is_taken_out_of_the_job_and_hands_its_leases_back(
     assert jobs.show(job).workers == 0
     assert redis.hlen(JobKeys(job).leases()) == 0
     assert redis.lrange(JobKeys(job).free(), 0, -1) == [b"3"]
+
+
+def test_a_model_whose_stages_its_workers_cannot_hold_says_so(
+    redis: Redis,
+    dispatcher: Dispatcher,
+    database: Database,
+    jobs: Jobs,
+    queue: str,
+    create: Callable[..., str],
+    clock: Clock,
+) -> None:
+    worker = online(redis, queue)
+    codec = {"up": "float32", "down": "float32"}
+    job = create(strategy={"kind": "pipeline"}, codec=codec, workers={"min": 1, "max": 1})
+    dispatcher.step(redis)
+    feed = Feed(redis, job, JobSpec(dataset="digits", model="mlp").plan)
+    feed.open()
+    feed.send("split", stages=[{"layers": [name], "parameters": 1} for name in "ab"])
+    feed.join(worker)
+    redis.hset(JobKeys(job).round(), mapping={"status": "running", "version": 0})
+
+    def told(after_ms: int, *chain: dict[str, Any]) -> str | None:
+        if chain:
+            feed.send("placed", number=1, chains=[list(chain)])
+        Projector(database).step(redis)
+        with database.writing() as connection:
+            connection.execute(update(WORKER).where(WORKER.c.job_id == job).values(joined_ms=clock.ms - after_ms))
+        dispatcher.step(redis)
+        return jobs.show(job).reason_code
+
+    assert told(PLACING_MS - 1) != "stages", "they may still look for a placement"
+    assert told(PLACING_MS + 1) == "stages"
+    assert "--max-memory" in str(jobs.show(job).reason)
+    assert told(PLACING_MS + 1, {"worker": worker, "first": 0, "stop": 2}) != "stages"
 
 
 def test_a_goodbye_read_after_its_worker_was_taken_for_dead_is_what_stands(

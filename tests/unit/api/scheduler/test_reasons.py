@@ -8,7 +8,8 @@ import pytest
 from api.scheduler.eligibility import shown
 from api.scheduler.reasons import STARTING_MS, Reason, Situation, reason
 
-FINE = Situation(None, finished=False, opened=True, reducer=True, working=True, waited_ms=STARTING_MS + 1)
+FACTS: dict[str, bool] = {"finished": False, "opened": True, "reducer": True, "working": True, "unplaced": False}
+FINE = Situation(None, **FACTS, waited_ms=STARTING_MS + 1)
 
 
 def test_a_job_that_advances_has_no_reason() -> None:
@@ -22,6 +23,7 @@ def test_a_job_that_advances_has_no_reason() -> None:
         (replace(FINE, reducer=False), "computeshare-reducer"),
         (replace(FINE, opened=False), "preparing the first weights"),
         (replace(FINE, working=False), "loading"),
+        (replace(FINE, unplaced=True), "too little memory for all stages of the model: add workers"),
         (replace(FINE, finished=True, reducer=False, working=False), "saving and scoring"),
         (replace(FINE, finished=True, evaluator=False), "no evaluator is running to score the last version"),
         (replace(FINE, evaluator=False), "computeshare-evaluator"),
@@ -50,6 +52,7 @@ def test_what_is_missing_is_said(situation: Situation, says: str) -> None:
         ({"trouble": "mac cannot start", "opened": False}, "worker"),
         ({"opened": False, "working": False}, "opening"),
         ({"working": False, "evaluator": False}, "loading"),
+        ({"unplaced": True, "evaluator": False}, "stages"),
         ({"evaluator": False, "unscored": "no memory"}, "evaluator"),
         ({"unscored": "no memory"}, "scoring"),
     ],
