@@ -75,6 +75,17 @@ def test_one_worker_and_three_of_whom_one_is_killed_end_with_the_same_bits(
     assert plane.finish(three)["weights_sha256"] == expected["weights_sha256"]
 
 
+def test_peers_average_a_recipes_model_with_batch_normalisation_in_pairs(
+    plane: ControlPlane, session: ComputeShare, recipe: Path
+) -> None:
+    gossip = {"strategy": {"kind": "gossip", "every": 2, "buffer": 8}, "rounds": 40}
+    job = session.jobs.create(FIELDS | gossip, recipe=str(recipe), workers={"min": 3, "max": 3})
+    assert plane.finish(job.id)["accuracy"] > 0.8, "with running statistics that are averaged, too"
+    found = plane.get(f"/v1/jobs/{job.id}/workers")
+    assert sum(one["count"] for one in found["exchanges"]) > 20
+    assert all(worker["accepted"] > 5 for worker in found["items"])
+
+
 def test_a_recipe_that_fails_everywhere_ends_its_job_with_its_own_line(
     plane: ControlPlane, session: ComputeShare, recipe: Path
 ) -> None:
