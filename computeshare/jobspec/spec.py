@@ -37,6 +37,8 @@ from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND, MAI
 from computeshare.types import Precision
 
 QUEUE_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
+WITHOUT_RESIDUAL = [name for name, codec in CODECS.items() if not codec.residual]
+"""The codecs of messages that can be read by themselves."""
 LARGEST_BYTES = 4_000_000_000
 """The most bytes, as float32, of a model's weights or its optimizer state: reducer and broker hold them in memory."""
 LARGEST_PRIORITY = 100
@@ -466,21 +468,21 @@ class JobSpec(Part):
                 "JobSpec",
                 "codec",
                 f"strategy {self.strategy.kind} publishes weights as differences from a version: set codec.down "
-                f"to float32, and codec.up to {_without_residual()}",
+                f"to float32, and codec.up to one of {', '.join(WITHOUT_RESIDUAL)}",
             )
         if self.strategy.staging:
             self._check_stages(self.strategy.staging)
 
     def _check_stages(self, staging: Staging) -> None:
         """Raises ValidationError: a codec does not suit a model in stages."""
-        if CODECS[staging.activations].residual:
-            raise error_at("JobSpec", ("strategy", "activations"), f"choose {_without_residual()}")
+        if staging.activations not in WITHOUT_RESIDUAL:
+            raise error_at("JobSpec", ("strategy", "activations"), f"choose one of {', '.join(WITHOUT_RESIDUAL)}")
         if not self._suits_stages():
             raise error_at(
                 "JobSpec",
                 "codec",
-                f"strategy {self.strategy.kind} sends each stage by itself: set codec.up to {_without_residual()}, and "
-                "codec.down to float32, float16 or bfloat16",
+                f"strategy {self.strategy.kind} sends each stage by itself: set codec.up to one of "
+                f"{', '.join(WITHOUT_RESIDUAL)}, and codec.down to float32, float16 or bfloat16",
             )
 
     def _suits_stages(self) -> bool:
@@ -689,12 +691,6 @@ class JobSpec(Part):
     def wants_score(self, version: int) -> bool:
         """Whether this version is to be scored."""
         return version == self.rounds_total or _is_multiple(version, self.evaluate_every)
-
-
-def _without_residual() -> str:
-    """The codecs that keep no residual, in a message."""
-    *others, last = (name for name, codec in CODECS.items() if not codec.residual)
-    return f"{', '.join(others)} or {last}"
 
 
 def _called(spec: JobSpec) -> str:

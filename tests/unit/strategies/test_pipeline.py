@@ -54,6 +54,13 @@ def test_what_stages_cannot_do_is_refused_with_advice(changes: dict[str, Any]) -
     assert any(word in error["msg"] for word in ("set", "leave", "choose"))
 
 
+@pytest.mark.parametrize("codec", ["topk", "lowrank4", "no such codec"])
+def test_values_between_stages_travel_in_a_codec_that_can_be_read_by_itself(codec: str) -> None:
+    assert job({"activations": "int4"}).strategy.staging
+    with pytest.raises(ValidationError, match="choose one of float32, float16, bfloat16, int8, int4"):
+        job({"activations": codec})
+
+
 def test_the_split_names_one_submodule_for_each_later_stage() -> None:
     assert job({"stages": 3, "split": ["2", "4"]}).strategy.staging
     for names in (["2"], ["2", "2"], ["1", "2", "3"]):
