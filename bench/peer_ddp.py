@@ -22,8 +22,8 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.runtime.processes import PARENT, exit_with_parent
 from computeshare.up.embedded_broker import free_port
 
-START_S = 180.0
-"""Time limit until the ranks begin to train."""
+START_S = 600.0
+"""Time limit until the ranks begin to train: before, they send all weights once, minutes over a thin link."""
 EXTENSIONS = 9
 """How often a time limit is extended by as much again, until there are two versions to tell a rate from."""
 TELL_S = 0.25
@@ -190,6 +190,7 @@ def _train(told: Rank) -> None:
     computing_s = compute_s(module, optimizer_of, batch)
     dist.barrier()
     report = Report(told.rank, computing_s)
+    report.tell()  # the time limit of the training counts from here
     for version in range(1, spec.rounds_total + 1):
         step(*split.batch(spec.plan.indices((version - 1) * told.ranks + told.rank)))
         if version % method.every == 0:
