@@ -126,8 +126,6 @@ def first_steps(job: JobPublic, trouble: str | None = None) -> list[StartStep]:
     ]
 
 
-SLOW_LINK = 1.5
-"""How many times as long as the ideal a bubble is if something else than the number of pieces explains it."""
 WORTH_NAMING = 0.2
 """The share of workers' time from which waiting, encoding or uploading explains a job's speed."""
 
@@ -161,6 +159,30 @@ def pace(spent: Sequence[Spent], strategy: Strategy, units: int, codec: str) -> 
     if len(spent) > 1 and strategy.waits_for_slowest and units < 4 * len(spent):
         return f"{who} wait {told} of the time for each other: more {strategy.units} per round would help"
     return f"{who} wait{verb} {told} of the time for the next version: a larger micro_batch would help"
+
+
+SLOW_LINK = 1.5
+"""How many times as long as the ideal a bubble is if something else than the number of pieces explains it."""
+
+
+def bubble_remedy(bubble: float, stages: int, pieces: int) -> str:
+    """What would shorten the bubble of a model that is spread over workers, as a sentence; empty: it is short.
+
+    Args:
+        bubble: share of the time of a micro-batch in which a worker waits for others.
+        stages: number of stages.
+        pieces: of a micro-batch (`accumulate`).
+    """
+    if bubble < WORTH_NAMING:
+        return ""
+    ideal = (stages - 1) / (pieces + stages - 1)
+    if bubble < SLOW_LINK * ideal:
+        more = "one piece" if pieces == 1 else f"{pieces} pieces"
+        return f"Each micro-batch is computed in {more}: a larger accumulate would shorten it."
+    return (
+        f"With equal stages it would be {share(ideal)}: the link is slow, for which activations in bfloat16 and larger "
+        "micro-batches help, or one stage takes longer than the others (split)."
+    )
 
 
 Group = Literal["workers", "checkpoints", "problems", "job"]
@@ -219,23 +241,3 @@ _FOLDED = {
     "scored": "checkpoints and scores",
     "reassigned": "reassignments",
 }
-
-
-def bubble_remedy(bubble: float, stages: int, pieces: int) -> str:
-    """What would shorten the bubble of a model that is spread over workers, as a sentence; empty: it is short.
-
-    Args:
-        bubble: share of the time of a micro-batch in which a worker waits for others.
-        stages: number of stages.
-        pieces: of a micro-batch (`accumulate`).
-    """
-    if bubble < WORTH_NAMING:
-        return ""
-    ideal = (stages - 1) / (pieces + stages - 1)
-    if bubble < SLOW_LINK * ideal:
-        more = "one piece" if pieces == 1 else f"{pieces} pieces"
-        return f"Each micro-batch is computed in {more}: a larger accumulate would shorten it."
-    return (
-        f"With equal stages it would be {share(ideal)}: the link is slow, for which activations in bfloat16 and larger "
-        "micro-batches help, or one stage takes longer than the others (split)."
-    )

@@ -18,7 +18,7 @@ from api.pages.views import elapsed_s
 from api.schemas import JobPublic
 from api.stored_specs import plan_of, scored_part
 from computeshare.jobspec.documents import export
-from computeshare.types import ENDED, Outcome
+from computeshare.types import Outcome
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, route_class=PageRoute)
 
@@ -62,7 +62,7 @@ def show_job(
         elapsed_s=elapsed_s(view.job, datetime.now(UTC)),
         logs=logs,
         shown=shown_as(view.job.spec, request),
-        ended=view.job.status in ENDED,
+        ended=view.ended,
         best_loss=lowest_of(lowest, view.job),
         best=best_of(view.job),
         data=page_data(view.job, series, lowest, paths_of(job_id)),

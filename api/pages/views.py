@@ -37,7 +37,7 @@ from api.stored_specs import plan_of
 from api.tables import ACTIVE, Job
 from api.text_format import rate
 from computeshare.strategies.registry import stored
-from computeshare.types import JobSort, JobStatus, Outcome, plain
+from computeshare.types import ENDED, JobSort, JobStatus, Outcome, plain
 
 STATUSES: tuple[JobStatus, ...] = ("running", "queued", "paused", "completed", "failed", "cancelled")
 """In the order in which the list of jobs shows them."""
@@ -119,6 +119,11 @@ class JobView:
         if self.job.version or self.job.status not in ACTIVE:
             return []
         return first_steps(self.job, self.trouble)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job has completed, failed or been cancelled."""
+        return self.job.status in ENDED
 
     @property
     def pace(self) -> str:

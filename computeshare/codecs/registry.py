@@ -27,6 +27,8 @@ _ALL: Sequence[Codec] = (
 )
 """From the least lossy to the lossiest, as measured. A new codec is added here, and nowhere else."""
 CODECS: Mapping[str, Codec] = {codec.name: codec for codec in _ALL}
+WITHOUT_RESIDUAL: Sequence[str] = tuple(name for name, codec in CODECS.items() if not codec.residual)
+"""The codecs of messages that can be read by themselves."""
 PAIRS: Sequence[tuple[str, str]] = tuple((codec.name, down) for codec in _ALL for down in codec.auto_down)
 """The codecs up and down that `codec: auto` chooses from: from the least lossy pair to the shortest."""
 CANDIDATES: Sequence[str] = tuple(name for name in CODECS if any(name in pair for pair in PAIRS))

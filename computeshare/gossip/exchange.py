@@ -138,7 +138,7 @@ class PeerExchange:
         is_free = self._coming is None and (self.late is None or self.late.done())
         if is_free and (always or self.partners.wants(self.averaging.fetch_probability)):
             self._begin_to_read(
-                lambda all_: self.partners.choose({name: one.units for name, one in all_.items()}, units)
+                lambda others: self.partners.choose({name: one.units for name, one in others.items()}, units)
             )
             return True
         return False

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from computeshare.codecs.base import Codec
-from computeshare.codecs.registry import CODECS, PAIRS, CodecName
+from computeshare.codecs.registry import CODECS, PAIRS, WITHOUT_RESIDUAL, CodecName
 from computeshare.errors import SettingsError
 from computeshare.jobspec.catalog import catalog, dataset_names, normalized_name
 from computeshare.jobspec.controls import DATA, MACHINES, MORE, OPTIMIZER, ROUND, Control
@@ -37,8 +37,6 @@ from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND, MAI
 from computeshare.types import Precision
 
 QUEUE_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
-WITHOUT_RESIDUAL = [name for name, codec in CODECS.items() if not codec.residual]
-"""The codecs of messages that can be read by themselves."""
 LARGEST_BYTES = 4_000_000_000
 """The most bytes, as float32, of a model's weights or its optimizer state: reducer and broker hold them in memory."""
 LARGEST_PRIORITY = 100

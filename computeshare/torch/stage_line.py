@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from redis import Redis
 
-from computeshare.codecs.registry import CODECS
+from computeshare.codecs.registry import CODECS, WITHOUT_RESIDUAL
 from computeshare.errors import RoundError, SettingsError
 from computeshare.pipeline import frames
 from computeshare.pipeline.chains.mail import Letter, LetterInbox, LetterOutbox
@@ -151,9 +151,8 @@ class Line:
 
 def line_of(group: str, stage: int, stages: int, broker: str, codec: str) -> Line:
     """Connect a stage. Raises SettingsError: an argument cannot be had, or no broker is known."""
-    suited = [name for name, one in CODECS.items() if not one.residual]
-    if codec not in suited:
-        raise SettingsError(f"codec {codec!r}: choose one of {', '.join(suited)}")
+    if codec not in WITHOUT_RESIDUAL:
+        raise SettingsError(f"codec {codec!r}: choose one of {', '.join(WITHOUT_RESIDUAL)}")
     if not 0 <= stage < stages:
         raise SettingsError(f"stage {stage} of {stages}: stages are numbered from 0")
     return Line(connect_group(group, broker), group, stage, stages, codec)

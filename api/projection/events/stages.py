@@ -62,12 +62,17 @@ def computed(
     projection.state["stages"] = json.dumps(known)
 
 
-def credited(projection: JobProjection, worker: str, samples: int) -> dict[str, int]:
-    """How many of a unit's samples count for each worker of the chain that `worker` leads, by the number of its stages,
-    which take about the same time each; all of them for `worker` if the model is not spread over others.
-    """
+def chains_by_leader(projection: JobProjection) -> dict[str, list[dict[str, Any]]]:
+    """The chains of workers that hold the stages now; none if the model is not spread over workers."""
     chains = _known(projection)["chains"] if projection.state["stages"] else []
-    chain = next((one for one in chains if one and one[0]["worker"] == worker), None)
+    return {chain[0]["worker"]: chain for chain in chains if chain}
+
+
+def credited(chains: Mapping[str, Sequence[Mapping[str, Any]]], worker: str, samples: int) -> dict[str, int]:
+    """How many of a unit's samples count for each worker of the chain that `worker` leads, by the number of its stages,
+    which take about the same time each; all of them for `worker` if it leads none.
+    """
+    chain = chains.get(worker)
     if chain is None:
         return {worker: samples}
     stages = chain[-1]["stop"]

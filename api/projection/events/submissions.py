@@ -62,7 +62,7 @@ def submission(projection: JobProjection, event: StreamEvent) -> None:
     if (shares := data.get("stages")) and outcome == "accepted":
         stages.computed(projection, worker, shares, finite_of(seconds["computing"]), event.at_ms)
     if counted:
-        for each, part in stages.credited(projection, worker, samples).items():
+        for each, part in stages.credited(stages.chains_by_leader(projection), worker, samples).items():
             projection.rates.of(each).add(event.at_ms, part)
     if outcome in ("accepted", "duplicate"):
         for micro_batch in set(sent) - set(counted) - set(numbers_of(data.get("late", []))):

@@ -17,7 +17,7 @@ from api.projection.events.parser import (
     optional_of,
     text_of,
 )
-from api.projection.events.stages import credited
+from api.projection.events.stages import chains_by_leader, credited
 from computeshare.jobspec.tasks.facts import goodness
 from computeshare.types import ENDED
 
@@ -60,10 +60,11 @@ def version(projection: JobProjection, event: StreamEvent) -> None:
             "consensus": optional_of(data["consensus"]) if "consensus" in data else None,
         }
     )
+    chains = chains_by_leader(projection)
     for (micro_batch, worker, size), late in zip(counted, staleness, strict=True):
         row = {"micro_batch": micro_batch, "epoch": epoch, "worker": worker, "samples": size, "voided": False}
         projection.changes.ledger.append(about | row | {"staleness": late})
-        for each, part in credited(projection, worker, size).items():
+        for each, part in credited(chains, worker, size).items():
             projection.worker_row(each)["samples"] += part
     shown = {"version": token.version, "token": str(token), "epoch": epoch, "loss": loss, "samples": samples}
     if any(staleness):

@@ -1,5 +1,6 @@
 """Every model of the catalog trains: a step of `sync` and a unit of `local`, at its smallest input."""
 
+import hashlib
 import itertools
 
 import numpy as np
@@ -28,9 +29,8 @@ def test_every_model_takes_a_step_at_its_smallest_input(name: str, kind: str) ->
     instance = task_of(spec).on_noise(spec.plan.samples)
     server = ServerStep(spec, instance.layout)
     base = server.load(weights_of(instance.module, instance.layout), b"")
-    before = instance.layout.digest(base.published)
+    before = hashlib.sha256(base.published.parameters).digest()
     update = replica_of(spec, instance, torch.device("cpu")).compute(0)
     samples = spec.plan.unit_size(0)
-    after = server.step(1, base, [(update.vector, update.buffers)], [samples]).published
-    assert np.isfinite(update.loss) and np.isfinite(after.parameters.sum())
-    assert instance.layout.digest(after) != before
+    after = server.step(1, base, [(update.vector, update.buffers)], [samples]).published.parameters
+    assert np.isfinite(update.loss) and np.isfinite(after).all() and hashlib.sha256(after).digest() != before
