@@ -137,8 +137,13 @@ def test_two_workers_that_fetch_together_share_what_is_put_into_the_broker(
     origin = Counting(tmp_path / "origin")
     manifest = made(origin, tmp_path / "s", a=16 * PIECE_BYTES)
     stores = [BundleStore(tmp_path / name, 10**9) for name in ("one", "two")]
+    in_step = threading.Barrier(2, timeout=60)  # a worker that is far ahead leaves pieces that the other does not want
+
+    def fetching(store: BundleStore) -> None:
+        fetch(connect(broker.url), store, manifest.digest, progress=lambda _: in_step.wait())
+
     with ThreadPoolExecutor() as pool:
-        done = [pool.submit(fetch, connect(broker.url), store, manifest.digest) for store in stores]
+        done = [pool.submit(fetching, store) for store in stores]
         wait_until(lambda: redis.hlen(keys.BUNDLE_WANTS) == 2)
         serving(PieceServer(origin))
         for each in done:
