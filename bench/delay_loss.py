@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from bench.local_loss import ADAMW, GPT, lasting, trained
+from bench.thin_cases import RESNET
 from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
 from computeshare.strategies.local import DELAYED
@@ -24,6 +25,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "lenet5-adam": (60_000, {**MNIST, "micro_batches_per_round": 2, "optimizer": {"name": "Adam", "lr": 1e-3}}),
     "lenet5-local": (60_000, {**MNIST, "strategy": LOCAL | PLAIN}),
     "lenet5-diloco": (60_000, {**MNIST, "strategy": LOCAL | {"inner_optimizer": SGD | {"momentum": 0}}}),
+    "resnet18-local": (57_600, {**MNIST, **RESNET, "strategy": LOCAL | PLAIN}),
     "gpt": (6_000, {**GPT, "micro_batch": 6, "micro_batches_per_round": 2, "optimizer": ADAMW}),
     "gpt-local": (6_000, {**GPT, "micro_batch": 6, "strategy": LOCAL | {"inner_optimizer": ADAMW}}),
 }

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from computeshare.codecs.messages import UpdateEncoder, decode_update, feedback_of
+from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.spec import JobSpec
 from computeshare.reducer.audits.outliers import suspected_in
 from computeshare.settings import Settings
@@ -44,9 +46,9 @@ GPT = {
 def trained(
     spec: JobSpec, data: Path, harm: Harm | None = None, audited: bool = False, begin: float = 0.0
 ) -> dict[str, Any]:
-    """Train a job's rounds in this process; the score of its last version. A kept inner state stays with its replica's
-    place in the round. `harm` is done to the update of another unit of each round in turn, after a share `begin` of the
-    rounds.
+    """Train a job's rounds in this process; the score of its last version. Updates and versions go through the job's
+    codecs. A kept inner state, and a residual, stay with their replica's place in the round. `harm` is done to the
+    update of another unit of each round in turn, after a share `begin` of the rounds.
 
     `audited`: suspected updates are computed again, and the first wrong one ends the harm; with how many were wrong
     (`replaced`, `missed`) or right (`cleared`).
@@ -59,6 +61,8 @@ def trained(
     replicas = [
         replica_of(spec, task_of(spec).instance(spec.seed, "train", data), torch.device("cpu")) for _ in range(places)
     ]
+    up, layout = CODECS[spec.codecs.up], instance.layout
+    senders = [UpdateEncoder(up, layout, feedback_of(up, layout)) for _ in range(spec.plan.units_per_round)]
     again = {"replaced": 0, "missed": 0, "cleared": 0} if audited else {}
     samples, recent = 0, deque([model.published], maxlen=spec.strategy.recent)
     for version in range(spec.rounds_total):
@@ -81,7 +85,11 @@ def trained(
                 again["cleared" if same else "replaced"] += 1
                 again["missed"] -= not same
                 updates[row] = right.vector, right.buffers
-        model = server.step(version + 1, model, updates, [spec.plan.unit_size(unit) for unit in work.units])
+        received = [
+            decode_update(up, sender.whole(*update, spec.plan.generator_seed(unit)), layout)
+            for sender, update, unit in zip(senders, updates, work.units, strict=False)
+        ]
+        model = server.step(version + 1, model, received, [spec.plan.unit_size(unit) for unit in work.units])
         recent.append(model.published)
         samples += work.samples
     result = score(task_of(spec).instance(spec.seed, "test", data), model.published)
