@@ -65,8 +65,12 @@ class UpdateEncoder:
         self._layout, self._compress = layout, compress
         self.buckets, self.parts = len(layout.buckets), update_parts(layout)
 
-    def bucket(self, index: int, values: Vector, seed: int) -> Blob:
-        """The frame of bucket `index`, from its values. `seed`: the work unit's seed."""
+    def part(self, index: int, values: Vector, seed: int) -> Blob:
+        """The frame of bucket `index`, from its values, or after the buckets that of the buffers (b,). `seed`: the work
+        unit's seed.
+        """
+        if index == self.buckets:
+            return self.buffers(values)
         return self._encode(index, values, seed + index, self._compress)
 
     def buffers(self, values: Vector) -> Blob:
@@ -75,7 +79,7 @@ class UpdateEncoder:
 
     def whole(self, vector: Vector, buffers: Vector, seed: int) -> list[Blob]:
         """Encode one work unit's update (d,) and buffers (b,) as a message."""
-        frames = [self.bucket(index, vector[where], seed) for index, where in enumerate(self._layout.buckets)]
+        frames = [self.part(index, vector[where], seed) for index, where in enumerate(self._layout.buckets)]
         return [*frames, self.buffers(buffers)]
 
 

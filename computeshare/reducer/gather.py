@@ -1,5 +1,6 @@
 """Reads a round's updates bucket by bucket, decodes and checks each, and refuses the invalid ones."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Executor, Future, wait
@@ -128,62 +129,51 @@ class Gatherer:
             return str(error)[:100]
         return found.hexdigest()
 
-    def early(self, unit: int, source: Received | StagedOffer, bucket: int) -> tuple[Vector, bytes] | None:
-        """One bucket of an update that may not be submitted yet, and the digest of its frame; None: it is not there.
+    def early(self, unit: int, source: Received | StagedOffer, part: int) -> tuple[Vector, bytes] | None:
+        """One bucket of an update that may not be submitted yet, or after the buckets its buffers (b,), and the digest
+        of the frame; None: it is not there.
 
-        The vector is valid until the next bucket is decoded. Raises CodecError: the frame is invalid, or holds values
+        The vector is valid until the next part is decoded. Raises CodecError: the frame is invalid, or holds values
         that are not finite, which only an update that was submitted is refused for.
         """
         frame: Blob | None = None
         if isinstance(source, StagedOffer):
-            frame = self.session.staged_part(unit, source, bucket, self._rooms[0])
+            frame = self.session.staged_part(unit, source, part, self._rooms[0])
         else:
-            (found,) = self.session.updates([(source.base, unit)], range(bucket, bucket + 1), self._rooms[:1])
+            (found,) = self.session.updates([(source.base, unit)], range(part, part + 1), self._rooms[:1])
             if isinstance(found, CodecError):
                 raise found
             frame = found[0] if found else None
         if frame is None:
             return None
-        size = self.layout.bucket_sizes[bucket]
-        values = self.codec.fitted(self.layout.pieces[bucket]).decode(frame, size, self._values[:size])
+        if part == len(self.layout.buckets):
+            values = EXACT.decode(frame, self.layout.buffers)
+        else:
+            size = self.layout.bucket_sizes[part]
+            values = self.codec.fitted(self.layout.pieces[part]).decode(frame, size, self._values[:size])
         if not np.isfinite(values).all():
             raise CodecError(_NOT_FINITE)
         return values, sha256(frame).digest()
 
-    def confirm(
-        self,
-        base: RoundState,
-        parts: dict[int, Received],
-        digests: Sequence[Mapping[int, bytes] | None],
-        buffers: Average,
-    ) -> None:
-        """Check accepted updates, some of whose buckets `early` has read, and sum their buffers in `buffers`.
+    def confirm(self, base: RoundState, parts: dict[int, Received], digests: Mapping[int, Mapping[int, bytes]]) -> None:
+        """Check accepted updates, some of whose parts `early` has read.
 
         Args:
-            digests: for each bucket, unit to the digest of its frame; None: the bucket is not read yet.
+            digests: for each part that was read, unit to the digest of its frame.
         Raises: Altered: one is invalid, or another than was read; nothing was refused.
         """
-        if self._above_limits(parts, base.needed):
+        if self._above_limits(parts, base.needed) or not all(math.isfinite(one.loss) for one in parts.values()):
             raise Altered
-        last = len(digests) - 1
-        for bucket in (bucket for bucket, known in enumerate(digests) if known or bucket == last):
-            known = digests[bucket]
+        for bucket in range(len(self.layout.buckets)):
+            there = parts_of(self.layout, bucket)
+            if digests.keys().isdisjoint(there):
+                continue
             for m, frames in self._frames([parts[m] for m in sorted(parts)], bucket):
-                if frames is None or isinstance(frames, CodecError) or frames[0] is None:
+                if frames is None or isinstance(frames, CodecError):
                     raise Altered
-                if known and sha256(frames[0]).digest() != known[m]:
-                    raise Altered
-                if bucket == last:
-                    buffers.add(self._finite_buffers(frames[1], parts[m].loss), self.plan.unit_size(m))
-
-    def _finite_buffers(self, frame: Blob | None, loss: float) -> Vector:
-        try:
-            buffers = EXACT.decode(frame or b"", self.layout.buffers)
-        except CodecError as error:
-            raise Altered from error
-        if not (np.isfinite(buffers).all() and np.isfinite(loss)):
-            raise Altered
-        return buffers
+                for part, frame in zip(there, frames, strict=True):
+                    if part in digests and (frame is None or sha256(frame).digest() != digests[part][m]):
+                        raise Altered
 
     def reread(self, update: tuple[str, int], bucket: int) -> Vector | None:
         """A bucket of a counted update (base token, unit), which `checked` accepted before; None if it is gone.

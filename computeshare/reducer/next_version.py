@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from computeshare.codecs.messages import weights_parts
 from computeshare.errors import Diverged
 from computeshare.gossip.peers_mean import Newest, PeersMean
 from computeshare.protocol.reducer_session import Link, ReducerSession
@@ -96,7 +97,6 @@ class NextVersion:
         draft: RoundDraft,
         base: RoundState,
         parts: dict[int, Received],
-        samples: Sequence[int],
         clock: Clock,
     ) -> Made | None:
         """Complete a draft by the accepted updates of which it was made; None if one is invalid, and it was dropped.
@@ -106,18 +106,17 @@ class NextVersion:
         """
         if self._audits:
             self._audits.check(base, parts)
-        gatherer, count = self.job.gatherer, len(self.job.layout.buckets)
-        buffers = self.job.server_step.average(samples)
+        gatherer, layout, version = self.job.gatherer, self.job.layout, draft.version
         try:
-            gatherer.confirm(base, parts, [draft.digests.get(bucket) for bucket in range(count)], buffers)
+            gatherer.confirm(base, parts, draft.digests)
         finally:
             gatherer.settle()
-        digest, hashed = draft.version.settle(buffers.value), 0
+        count, hashed = len(layout.buckets), 0
 
         def hash_on() -> None:
             nonlocal hashed
-            while hashed in draft.digests:
-                self._helper.submit(digest.add, draft.version.published(hashed))
+            while count in draft.digests and hashed < count and hashed in draft.digests:
+                self._helper.submit(version.digest.add, version.published(hashed))
                 hashed += 1
 
         hash_on()
@@ -125,12 +124,11 @@ class NextVersion:
             return None
         failpoint("after_gather")
         clock.lap("combine")
-        rest, model = draft.version.finish()
+        model = version.finish()
         clock.lap("step")
-        left: list[Blob | None] = [None] * count
-        size, sha256 = draft.bytes + sum(map(len, rest)), self._helper.submit(digest.hexdigest).result()
+        sha256 = self._helper.submit(version.digest.hexdigest).result()
         clock.lap("encode")
-        return Made(model, sha256, [*left, *rest], size, {}, draft.name)
+        return Made(model, sha256, [None] * weights_parts(layout), draft.bytes, {}, draft.name)
 
     def combine(
         self, base: RoundState, parts: dict[int, Received], samples: Sequence[int], published: Weights

@@ -201,7 +201,7 @@ class RoundHandler:
         self.current = None  # the step overwrites its weights: after a failure, load the version from Redis again
         try:
             if draft:
-                made = self._next_version.finish(self._drafts, draft, base, parts, samples, clock)
+                made = self._next_version.finish(self._drafts, draft, base, parts, clock)
             made = made or self._next_version.make(base, parts, samples, current.model, clock)
         except (Refused, Altered):
             self._drafts.drop()

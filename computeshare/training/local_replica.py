@@ -77,11 +77,11 @@ class LocalReplica:
         """The steps of the unit with this number, as `walk`.
 
         Args:
-            take: is given each bucket of the update.
+            take: is given the buffers as by `Replica.backward` of the last step, and each bucket of the update.
         """
         if take is None:
             return self.walk(self._plan.micro_batches(unit), goes_on)
-        loss, stepped = self._steps(self._plan.micro_batches(unit), goes_on), self._replica.parameters.view()
+        loss, stepped = self._steps(self._plan.micro_batches(unit), goes_on, take), self._replica.parameters.view()
         for bucket, where in enumerate(self._buckets):
             take(bucket, self._base[where] - stepped[where])
         return Update(np.empty(0, np.float32), self._replica.buffers.read(), loss)
@@ -101,15 +101,15 @@ class LocalReplica:
         np.subtract(self._base, vector, out=vector)
         return Update(vector, self._replica.buffers.read(), loss)
 
-    def _steps(self, micro_batches: Sequence[int], goes_on: Callable[[], bool]) -> float:
-        """Take the steps of `walk`. Returns the mean loss."""
-        replica, optimizer, losses = self._replica, self._optimizer(), []
+    def _steps(self, micro_batches: Sequence[int], goes_on: Callable[[], bool], take: Take | None = None) -> float:
+        """Take the steps of `walk`; `take` is given the buffers. Returns the mean loss."""
+        replica, optimizer, losses = self._replica, self._optimizer(), list[torch.Tensor]()
         replica.parameters.fill(self._base)
         replica.rewind()
         for micro_batch in micro_batches:
             if not goes_on():
                 raise Interrupted("the work was called off")
-            losses.append(replica.backward(micro_batch))
+            losses.append(replica.backward(micro_batch, take if len(losses) == len(micro_batches) - 1 else None))
             clip((p.grad for p in self._parameters if p.grad is not None), self._rules.clip_norm)
             set_rate(optimizer, self._rules, self._plan.position(micro_batch))
             optimizer.step()

@@ -99,7 +99,8 @@ class Replica:
         """Forward and backward over the micro-batch with this number.
 
         Args:
-            take: is given each bucket of the gradient as soon as it is ready, in mid-pass on the CPU.
+            take: is given the buffers and each bucket of the gradient as soon as they are ready, in mid-pass on the
+                CPU.
         Raises Interrupted: `goes_on`, which is asked before, was false.
         """
         if not goes_on():
@@ -110,7 +111,7 @@ class Replica:
             return Update(self._sent(self._gradient.read()), self.buffers.read(), loss.item())
         passes = len(self._plan.pieces(micro_batch))
         with self._buckets.given_to(lambda bucket, values: take(bucket, self._sent(values)), passes):
-            loss = self.backward(micro_batch)
+            loss = self.backward(micro_batch, take)
         return Update(np.empty(0, np.float32), self.buffers.read(), loss.item())
 
     def walk(self, micro_batches: Sequence[int]) -> Update:
@@ -124,11 +125,15 @@ class Replica:
         self.buffers.fill(self._loaded_buffers)
         self.counters.fill(self._loaded_counters)
 
-    def backward(self, micro_batch: int) -> Tensor:
+    def backward(self, micro_batch: int, take: Take | None = None) -> Tensor:
         """Forward and backward passes, one for each piece: leaves the gradient in the parameters' `grad`, returns the
         mean loss, a scalar on the device.
 
         Uses the current parameters, buffers and counters; the forward pass updates buffers and counters.
+
+        Args:
+            take: is given the buffers before the last backward pass; on an accelerator it is not, since fetching them
+                would delay that pass.
         """
         batches = self._ahead.pop(micro_batch) if micro_batch in self._ahead else self._pieces(micro_batch)
         size, losses = self._plan.size(micro_batch), []
@@ -140,6 +145,8 @@ class Replica:
                 loss = self._task.loss(self._module, batch)
             if len(batches) > 1:
                 loss = loss / (size / (piece.stop - piece.start))
+            if take and piece.stop == size and self.buffers.are_views:
+                take(len(self._layout.buckets), self.buffers.read())
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         return torch.stack(losses).sum() if len(losses) > 1 else losses[0]

@@ -238,6 +238,9 @@ class VersionDraft:
     `next_parameters` and `publish`. Until `finish` it changes nothing else: it may be given up at any time.
     """
 
+    digest: Digest
+    """To which the buckets are to be added, in order; there is none before `settle`."""
+
     def __init__(
         self, step: ServerStep, spec: JobSpec, layout: Layout, model: ServerModel, version: int, about: Contributions
     ) -> None:
@@ -265,21 +268,20 @@ class VersionDraft:
         seed, old = (self._version * len(self._layout.buckets), before[where]) if self._step.chained else (0, None)
         return encode_weights_bucket(self._down, values, self._layout, bucket, seed, old, published)
 
-    def settle(self, buffers: Vector) -> Digest:
-        """Set the mean (b,) of the updates' buffers. Returns the digest to which the buckets are to be added."""
+    def settle(self, buffers: Vector) -> list[Blob]:
+        """Set the mean (b,) of the updates' buffers. Returns the frames that follow those of the buckets."""
         self._others = self._step.next_buffers(buffers, self._model.published)
-        return Digest(self._layout, *self._others)
+        self.digest = Digest(self._layout, *self._others)
+        return encode_rest(*self._others)
 
     def published(self, bucket: int) -> Vector:
         """A bucket's parameters as workers decode them."""
         return self._published[self._layout.buckets[bucket]]
 
-    def finish(self) -> tuple[list[Blob], ServerModel]:
+    def finish(self) -> ServerModel:
         """Complete the version, all of whose buckets were added and whose buffers were set. The optimizer and the
         moving average now belong to it.
-
-        Returns: the frames after those of the buckets, and the version.
         """
         self._step.optimizer.adopt(self._states)
         self._step.moved(self._master)
-        return encode_rest(*self._others), ServerModel(self._master, Weights(self._published, *self._others))
+        return ServerModel(self._master, Weights(self._published, *self._others))

@@ -9,7 +9,9 @@ from computeshare.tensors.layout import Layout, Weights
 from computeshare.types import Blob, Kind, Precision, Vector
 
 Take = Callable[[int, Vector], None]
-"""Called with a bucket's number and its values, which may change after the call."""
+"""Called with a bucket's number and its values, which may change after the call. A replica whose buffers (b,) are known
+before its last buckets passes them, too, under the number after the last bucket's.
+"""
 Compute = Callable[[Sequence[int]], tuple[Vector, Vector]]
 """Computes some micro-batches; returns the update (d,) and the buffers (b,)."""
 

@@ -87,7 +87,7 @@ class RecipeStages:
         self._connection, self._shared, self._parts, self._plan = connection, shared, parts, plan
         self._measured = measured
         self._views = parts.layout.views(shared.weights)
-        self._own = {bucket: parts.layout.buckets[bucket] for bucket in parts.own}
+        self._own = {bucket: shared.update[parts.layout.buckets[bucket]] for bucket in parts.own}
 
     @property
     def room(self) -> Vector | None:
@@ -113,7 +113,7 @@ class RecipeStages:
         if not goes_on():
             raise Interrupted("the work was called off")
         unit_mail = _UnitMail(mailbox, self._parts, len(self._plan.pieces(unit)), goes_on, take)
-        buckets = SharedBuckets(self._own, self._shared, unit_mail.take)
+        buckets = SharedBuckets(self._own, unit_mail.take)
         steps = 2 * len(self._plan.pieces(unit)) * len(self._parts.held) + 1
         try:
             told, _ = self._connection.ask(

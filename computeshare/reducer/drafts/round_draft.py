@@ -3,7 +3,7 @@
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -45,9 +45,9 @@ class RoundDraft:
     version: "VersionDraft"
     name: str = field(default_factory=lambda: secrets.token_hex(16))
     digests: dict[int, dict[int, bytes]] = field(default_factory=dict)
-    """For each bucket made, unit to the digest of the frame."""
+    """For each part made, a bucket or after the last one the buffers: unit to the digest of its update's frame."""
     bytes: int = 0
-    """Of the buckets' frames."""
+    """Of the version's frames."""
     kept_at: float = field(default_factory=time.monotonic)
 
     def is_of(self, base: Token, units: Mapping[int, Received | StagedOffer]) -> bool:
@@ -89,13 +89,15 @@ class Drafts:
         return self._draft
 
     def complete(self, draft: RoundDraft, parts: Mapping[int, Received], made: Callable[[], object]) -> bool:
-        """Make the buckets that are left, from accepted updates, the first first, and call `made` after each; False if
-        one is invalid, and the draft was dropped.
+        """Make the parts that are left, from accepted updates, in the order of the version's digest, and call `made`
+        after each; False if one is invalid, and the draft was dropped.
         """
+        buffers, *buckets = self._parts
         try:
-            for bucket in reversed(self._left(draft)):
-                self._make(draft, parts, bucket)
-                made()
+            for part in buffers, *reversed(buckets):
+                if part not in draft.digests:
+                    self._make(draft, parts, part)
+                    made()
         except (Missing, CodecError, FloatingPointError, OutOfMemoryError) as error:
             self._fail(draft.base, error)
         return self._draft is not None
@@ -129,9 +131,10 @@ class Drafts:
         nonces = {unit: one.nonce for unit, one in sources.items()}
         return RoundDraft(base.token, nonces, version)
 
-    def _left(self, draft: RoundDraft) -> list[int]:
-        """The buckets not made yet, last first, as workers send them."""
-        return [bucket for bucket in reversed(range(len(self._job.layout.buckets))) if bucket not in draft.digests]
+    @property
+    def _parts(self) -> Sequence[int]:
+        """The parts of an update as workers send them: the buffers, then the buckets, last first."""
+        return range(len(self._job.layout.buckets), -1, -1)
 
     def _draft_more(self, base: RoundState, model: "ServerModel", sources: Sources) -> None:
         if self._draft is None and sorted(sources) == base.units:
@@ -141,9 +144,9 @@ class Drafts:
             return
         offers = [one for one in sources.values() if isinstance(one, StagedOffer)]
         with contextlib.suppress(Missing):  # submitted meanwhile, or taken back
-            for bucket in self._left(draft):
-                if all(bucket in offer.parts for offer in offers):
-                    self._make(draft, sources, bucket)
+            for part in self._parts:
+                if part not in draft.digests and all(part in offer.parts for offer in offers):
+                    self._make(draft, sources, part)
 
     def _fail(self, base: Token, error: Exception) -> None:
         """Drop the draft, and make no other in this round."""
@@ -153,23 +156,32 @@ class Drafts:
             self.drop()
         self._draft = None
 
-    def _make(self, draft: RoundDraft, sources: Sources, bucket: int) -> None:
-        """Make a bucket and publish it. Raises as `_read`, FloatingPointError, LostClaim."""
+    def _make(self, draft: RoundDraft, sources: Sources, part: int) -> None:
+        """Make a part and publish it. Raises as `_read`, FloatingPointError, LostClaim."""
         digests: dict[int, bytes] = {}
-        frame = draft.version.add(bucket, self._read(sources, bucket, digests))
-        if not self._session.draft(draft.base, draft.name, bucket, frame):
-            raise LostClaim(f"version {draft.base} was reduced by another, or the job ended")
-        draft.digests[bucket] = digests
-        draft.bytes += len(frame)
+        updates = self._read(sources, part, digests)
+        if part < len(self._job.layout.buckets):
+            frames = [draft.version.add(part, updates)]
+        else:
+            sizes = [self._job.plan.unit_size(unit) for unit in sorted(sources)]
+            buffers = self._job.server_step.average(sizes)
+            for values, size in zip(updates, sizes, strict=True):
+                buffers.add(values, size)
+            frames = draft.version.settle(buffers.value)
+        for index, frame in enumerate(frames, part):
+            if not self._session.draft(draft.base, draft.name, index, frame):
+                raise LostClaim(f"version {draft.base} was reduced by another, or the job ended")
+        draft.digests[part] = digests
+        draft.bytes += sum(map(len, frames))
         failpoint("after_draft")
 
-    def _read(self, sources: Sources, bucket: int, digests: dict[int, bytes]) -> Iterator[Vector]:
-        """Yield a bucket of each update, in the order of units, and note the digests of the frames.
+    def _read(self, sources: Sources, part: int, digests: dict[int, bytes]) -> Iterator[Vector]:
+        """Yield a part of each update, in the order of units, and note the digests of the frames.
 
         Raises: Missing, CodecError: one is not there, or invalid.
         """
         for unit in sorted(sources):
-            found = self._job.gatherer.early(unit, sources[unit], bucket)
+            found = self._job.gatherer.early(unit, sources[unit], part)
             if found is None:
                 raise Missing
             values, digests[unit] = found

@@ -268,7 +268,7 @@ class Step(Head):
 
 
 class Bucket(Head):
-    """A bucket of the update is in shared memory."""
+    """A bucket of the update is in shared memory or, under the number after the last, its buffers."""
 
     say: Literal["bucket"] = "bucket"
     number: int

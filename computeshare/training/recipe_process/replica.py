@@ -1,6 +1,6 @@
 """A replica whose model is in a recipe's process."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 import numpy as np
 
@@ -61,9 +61,9 @@ class RecipeReplica:
         """The unit with this number. Raises: Interrupted; RecipeError, and what else the recipe's process raises."""
         if not goes_on():
             raise Interrupted("the work was called off")
-        shared = self._shared
-        where = dict(enumerate(self._layout.buckets))
-        buckets = SharedBuckets(where, shared, take) if take else None
+        shared, where = self._shared, self._layout.buckets
+        places = {number: shared.update[place] for number, place in enumerate(where)} | {len(where): shared.new_buffers}
+        buckets = SharedBuckets(places, take, {len(where)}) if take else None
         request = messages.Compute(unit=unit, by_bucket=take is not None)
         steps = self._steps(unit)
         told, _ = self._connection.ask(
@@ -98,10 +98,10 @@ def walk(
 class SharedBuckets:
     """Passes on buckets from shared memory, each once, as copies."""
 
-    def __init__(self, where: Mapping[int, slice], shared: SharedVectors, take: Take) -> None:
-        """`where`: their places, by their numbers."""
-        self._where, self._shared, self._take = where, shared, take
-        self._left = set(where)
+    def __init__(self, places: Mapping[int, Vector], take: Take, optional: Set[int] = frozenset()) -> None:
+        """`places`: in shared memory, by their numbers; `optional`: the numbers of those that may be left out."""
+        self._places, self._take, self._optional = places, take, optional
+        self._left = set(places)
 
     def taken(self, number: int) -> None:
         if number not in self._left:
@@ -109,8 +109,8 @@ class SharedBuckets:
                 f"the recipe's process sent bucket {number} twice, or the model has no such bucket: it is broken"
             )
         self._left.remove(number)
-        self._take(number, self._shared.update[self._where[number]].copy())
+        self._take(number, self._places[number].copy())
 
     def check(self) -> None:
-        if self._left:
-            raise RecipeError(f"the recipe's process left out bucket {min(self._left)}: it is broken")
+        if missing := self._left - self._optional:
+            raise RecipeError(f"the recipe's process left out bucket {min(missing)}: it is broken")

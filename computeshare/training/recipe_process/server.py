@@ -264,9 +264,10 @@ class Server:
         """The layout of the updates."""
         return self._instance("train").layout
 
-    def _take(self, bucket: int, values: Vector) -> None:
-        np.copyto(self._shared.update[self._layout.buckets[bucket]], values)
-        self._channel.send(messages.Bucket(number=bucket).dumps())
+    def _take(self, number: int, values: Vector) -> None:
+        shared, where = self._shared, self._layout.buckets
+        np.copyto(shared.update[where[number]] if number < len(where) else shared.new_buffers, values)
+        self._channel.send(messages.Bucket(number=number).dumps())
 
     def _computed(self, update: Update, has_vector: bool = True) -> messages.Computed:
         if has_vector:

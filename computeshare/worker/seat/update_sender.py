@@ -42,7 +42,7 @@ class UpdateQueue:
         """
         self._session, self._encoder, self._offers = session, encoder, offers
         self._ready: deque[tuple[int, int, Blob]] = deque()
-        """Unit, bucket and part of what is to be sent ahead."""
+        """Unit, number and bytes of each part to be sent ahead."""
         self._helper = (helper or ThreadPoolExecutor(1, "sending")) if encoder.buckets > 1 else None
         self._sending: list[Future[None]] = []
         self._lock = threading.Lock()  # several devices encode with one encoder, whose feedback is the worker's
@@ -69,24 +69,28 @@ class UpdateQueue:
         self._goes_ahead = self._helper is not None
 
     def taker(self, unit: int, seed: int) -> Callable[[int, Vector], None]:
-        """A function that encodes a unit's buckets as they become ready, and sends large ones ahead.
+        """A function that encodes a unit's buckets, and its buffers, as they become ready, and sends large ones ahead.
 
         Args:
             seed: seed for the codec's random rounding.
         """
         message = self._messages[unit] = [b""] * self._encoder.parts
 
-        def take(bucket: int, values: Vector) -> None:
+        def take(index: int, values: Vector) -> None:
             with self._lock:
                 started = time.perf_counter()
-                part = message[bucket] = self._encoder.bucket(bucket, values, seed)
+                part = message[index] = self._encoder.part(index, values, seed)
                 self.bytes += len(part)
                 self.encoding_s += time.perf_counter() - started
-            if self._helper and (self._offers or len(part) >= AHEAD_BYTES):
-                self._ready.append((unit, bucket, part))
-                self._sending.append(self._helper.submit(self._send))
+            if values.size:
+                self._send_ahead(unit, index, part)
 
         return take
+
+    def _send_ahead(self, unit: int, index: int, part: Blob) -> None:
+        if self._helper and (self._offers or len(part) >= AHEAD_BYTES):
+            self._ready.append((unit, index, part))
+            self._sending.append(self._helper.submit(self._send))
 
     def share(self, unit: int) -> None:
         """Note that other workers send parts of a unit's message, under this submission's nonce."""
@@ -98,11 +102,16 @@ class UpdateQueue:
         self.bytes += count
 
     def complete(self, unit: int, buffers: Vector, loss: float) -> None:
-        """Complete a unit's message with its buffers (b,) and its loss."""
+        """Complete a unit's message with its buffers (b,) and its loss. Buffers that were taken are sent again if they
+        have changed since: backward passes that repeat a part of the forward pass may do that.
+        """
         with self._lock:
-            part = self._messages[unit][-1] = self._encoder.buffers(buffers)
-            self.bytes += len(part)
+            message, part = self._messages[unit], self._encoder.buffers(buffers)
+            taken, message[-1] = message[-1], part
+            self.bytes += 0 if part == taken else len(part)
             self._losses[unit] = loss
+        if taken and part != taken:
+            self._send_ahead(unit, len(message) - 1, part)
 
     def submit(self, token: str, report: dict[str, Any], waiting: Waiting | None, and_lease: bool = True) -> Receipt:
         """Submit the updates, without the parts that were sent ahead.

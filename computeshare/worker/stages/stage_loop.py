@@ -307,7 +307,7 @@ class StageFollower:
 
         def take(bucket: int, values: Vector) -> None:
             nonlocal sent
-            part = encoder.bucket(bucket, values, seed)
+            part = encoder.part(bucket, values, seed)
             sent += len(part)
             self._outbox.run(lambda channel: _stage(channel, key, bucket, part))
 

@@ -21,7 +21,6 @@ from tests.support.job_reducer import ADAM, Job, spec_of
 from tests.support.wait import wait_until
 
 MOMENTUM = {"name": "SGD", "lr": 0.05, "momentum": 0.9}
-BUCKETS = 4
 JOBS: dict[str, dict[str, Any]] = {
     "float32": {"codec": {"up": "float16", "down": "float32"}, "optimizer": MOMENTUM},
     "float16": {"codec": {"up": "float16", "down": "float16"}, "optimizer": ADAM},
@@ -33,6 +32,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "codec": {"up": "int8", "down": "int8"},
         "optimizer": None,
     },
+    "buffers": {"model": "resnet20", "codec": {"up": "int8", "down": "int8"}, "optimizer": MOMENTUM},
     "median": {"strategy": {"kind": "sync", "combine": "median"}, "optimizer": MOMENTUM},
 }
 
@@ -56,16 +56,16 @@ def drafted(job: Job) -> list[tuple[str, int]]:
 
 
 def send_early(job: Job, hands: list[Follower]) -> None:
-    """A round in which each bucket is made as soon as all have offered it, the last bucket first."""
-    sendings = leased(*hands)
-    for bucket in reversed(range(BUCKETS)):
+    """A round in which each part is made as soon as all have offered it: the buffers first, then the last bucket."""
+    sendings, buckets = leased(*hands), len(hands[0].layout.buckets)
+    for part in reversed(range(buckets + 1)):
         for sending in sendings:
-            sending.offer(bucket)
+            sending.offer(part)
         job.reducer.advance()
-        assert drafted(job)[-1][1] == bucket
+        assert drafted(job)[-1][1] == (part if part < buckets else buckets + 1)  # counters come with the buffers
     name = drafted(job)[-1][0]
     parts = job.redis.hgetall(job.store.keys.draft(name))
-    assert len(parts) == BUCKETS
+    assert len(parts) == buckets + 2
     assert [sending.submit() for sending in sendings] == ["accepted"] * len(sendings)
     job.reducer.advance()
     state = job.store.read()
@@ -118,7 +118,7 @@ def test_a_bucket_is_made_once_every_update_of_the_round_has_it(start: Callable[
     assert [part for _, part in drafted(job)] == [2, 3]
     assert first.submit() == "accepted"
     job.reducer.advance()
-    assert [part for _, part in drafted(job)] == [2, 3, 0, 1] and draft_of(job) == drafted(job)[0][0]
+    assert [part for _, part in drafted(job)] == [2, 3, 4, 5, 0, 1] and draft_of(job) == drafted(job)[0][0]
 
 
 def test_what_was_drafted_of_other_updates_does_not_count(start: Callable[..., Job]) -> None:
@@ -143,21 +143,27 @@ def test_what_was_drafted_of_other_updates_does_not_count(start: Callable[..., J
     assert not job.redis.exists(job.store.keys.draft(name))
 
 
-def test_a_part_that_was_changed_after_it_was_drafted_is_read_again(start: Callable[..., Job]) -> None:
+@pytest.mark.parametrize("part", [2, -1], ids=["bucket", "buffers"])
+def test_a_part_that_was_changed_after_it_was_drafted_is_read_again(part: int, start: Callable[..., Job]) -> None:
     """A sender may write what it has staged until it submits it: what counts is what was accepted."""
-    whole, job = start(), start()
+    fields = JOBS["buffers"] if part < 0 else {}
+    whole, job = start(**fields), start(**fields)
     plain, hand = follow(whole, "solo"), follow(job, "a")
     straight = Sending(plain, plain.pull())
     bent = Sending(hand, hand.pull())
-    other = {m: parts[2] for m, parts in bent.messages.items()}
+    changed = part % (len(hand.layout.buckets) + 1)
+    other = {m: parts[changed] for m, parts in bent.messages.items()}
+    zeros = encode_update(
+        hand.up, np.zeros(hand.layout.parameters, np.float32), np.zeros(hand.layout.buffers, np.float32), hand.layout, 0
+    )[changed]
     for m, parts in bent.messages.items():
-        parts[2] = straight.messages[m][2] = straight.messages[m][1]
-        assert bytes(other[m]) != bytes(parts[2])
-        bent.session.stage(bent.nonce, m, {2: other[m]}, bent.token)
-    bent.staged |= {(m, 2) for m in other}
+        parts[changed] = straight.messages[m][changed] = zeros
+        assert bytes(other[m]) != bytes(zeros)
+        bent.session.stage(bent.nonce, m, {changed: other[m]}, bent.token)
+    bent.staged |= {(m, changed) for m in other}
     job.reducer.advance()
-    assert [part for _, part in drafted(job)] == [2]
-    bent.offer(2)  # the same number, other bytes
+    assert drafted(job)[0][1] == changed
+    bent.offer(changed)  # the same number, other bytes
     assert (bent.submit(), straight.submit()) == ("accepted", "accepted")
     for one in (job, whole):
         one.reducer.advance()

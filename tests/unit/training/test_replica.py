@@ -262,7 +262,7 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def taken(r: Replica, micro_batch: int) -> tuple[list[int], bytes, Update]:
-    """The numbers of the buckets in the order in which they were taken, their values in order, and the rest."""
+    """The numbers of the parts in the order in which they were taken, the buckets' values in order, and the rest."""
     order, values = list[int](), dict[int, bytes]()
 
     def take(bucket: int, part: Vector) -> None:
@@ -270,26 +270,27 @@ def taken(r: Replica, micro_batch: int) -> tuple[list[int], bytes, Update]:
         values[bucket] = part.tobytes()
 
     update = r.compute(micro_batch, take=take)
+    assert values.pop(len(r._layout.buckets), update.buffers.tobytes()) == update.buffers.tobytes()
     return order, b"".join(values[bucket] for bucket in sorted(values)), update
 
 
 @pytest.mark.usefixtures("small_buckets")
-def test_buckets_are_taken_as_the_backward_pass_fills_them() -> None:
+def test_buffers_are_taken_after_the_forward_pass_and_buckets_as_the_backward_pass_fills_them() -> None:
     whole, r = replica().compute(3), replica()
     for _ in range(2):
         order, values, update = taken(r, 3)
-        assert order == [1, 2, 3, 4, 0]  # the last layer ends in bucket 0, where the first ones lie
+        assert order == [5, 1, 2, 3, 4, 0]  # the last layer ends in bucket 0, where the first ones lie
         assert (values, update.buffers.tobytes(), update.loss) == bits(whole)
         assert update.vector.size == 0
     assert bits(r.compute(3)) == bits(whole)  # whole again
 
 
 @pytest.mark.usefixtures("small_buckets")
-def test_buckets_are_taken_in_the_pass_of_the_last_piece() -> None:
+def test_buffers_and_buckets_are_taken_in_the_passes_of_the_last_piece() -> None:
     plan = replace(PLAN, accumulate=2)
     r, whole = (Replica(instance_of(normalised()), plan, CPU) for _ in range(2))
     order, values, update = taken(r, 3)
-    assert order == [1, 2, 3, 4, 0]
+    assert order == [5, 1, 2, 3, 4, 0]
     assert (values, update.buffers.tobytes(), update.loss) == bits(whole.compute(3))
 
 
@@ -297,7 +298,7 @@ def test_buckets_are_taken_in_the_pass_of_the_last_piece() -> None:
 def test_a_bucket_is_taken_before_those_of_earlier_layers_are_filled() -> None:
     r, seen = replica(), list[bytes]()
     r.compute(3, take=lambda bucket, part: seen.append(r._gradient.read()[:10].tobytes()))
-    assert seen[0] == bytes(40) and seen[-1] != bytes(40)
+    assert seen[:2] == [bytes(40)] * 2 and seen[-1] != bytes(40)
 
 
 @pytest.mark.usefixtures("small_buckets")
@@ -306,13 +307,14 @@ def test_buckets_of_parameters_that_the_loss_does_not_touch_are_taken_too() -> N
     module.register_parameter("unused", nn.Parameter(torch.ones(1000)))
     r = Replica(instance_of(module), PLAN, CPU)
     order, values, _ = taken(r, 0)
-    assert sorted(order) == list(range(len(layout_of(module).buckets)))
+    assert sorted(order) == list(range(len(layout_of(module).buckets) + 1))
     assert values == r.compute(0).vector.tobytes()
 
 
 @pytest.mark.usefixtures("small_buckets", "apart")
 def test_buckets_of_tensors_with_storage_of_their_own_are_taken_after_the_pass() -> None:
-    assert taken(replica(), 3)[1] == replica().compute(3).vector.tobytes()
+    order, values, _ = taken(replica(), 3)
+    assert sorted(order) == [0, 1, 2, 3, 4] and values == replica().compute(3).vector.tobytes()
 
 
 def test_channels_last_changes_the_order_in_memory_alone() -> None:

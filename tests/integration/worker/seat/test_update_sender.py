@@ -93,6 +93,28 @@ def test_what_is_large_has_arrived_before_it_is_submitted(
     assert held(reducer, layout) == messages(layout)
 
 
+@pytest.mark.parametrize("are_right", [True, False])
+def test_buffers_that_were_taken_are_sent_ahead_and_again_if_they_have_changed(
+    are_right: bool, reducer: ReducerSession, join: Join, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Backward passes that repeat a part of the forward pass update the statistics of a batch normalisation again."""
+    session, _ = join("a"), join("another")
+    assert session.lease(str(ZERO)).micro_batches == (0, 1)
+    outbox = UpdateQueue(session, UpdateEncoder(CODEC, layout), offers=True)
+    outbox.begin(str(ZERO))
+    sent, stage = list[int](), session.stage
+    monkeypatch.setattr(session, "stage", lambda *about: (sent.extend(about[2]), stage(*about)))
+    for unit, vector in enumerate(VECTORS):
+        taker = outbox.taker(unit, PLAN.generator_seed(unit))
+        taker(BUCKETS, BUFFERS if are_right else BUFFERS + 1)
+        for bucket, where in enumerate(layout.buckets):
+            taker(bucket, vector[where])
+        outbox.complete(unit, BUFFERS, 0.5)
+    assert submit(outbox) == "accepted"
+    assert sent[0] == BUCKETS and sorted(set(sent)) == [*range(BUCKETS + 1)]
+    assert held(reducer, layout) == messages(layout)
+
+
 def test_what_the_broker_did_not_take_ahead_goes_with_the_submission(
     reducer: ReducerSession, join: Join, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +236,7 @@ def test_error_feedback_is_the_same_in_any_order_of_buckets(layout: Layout) -> N
     one, other = (UpdateEncoder(codec, layout, feedback_of(codec, layout)) for _ in range(2))
     for _ in range(3):
         expected = one.whole(VECTORS[0], BUFFERS, 5)
-        parts = {b: other.bucket(b, VECTORS[0][w], 5) for b, w in reversed([*enumerate(layout.buckets)])}
+        parts = {b: other.part(b, VECTORS[0][w], 5) for b, w in reversed([*enumerate(layout.buckets)])}
         assert [bytes(parts[b]) for b in range(BUCKETS)] == [bytes(part) for part in expected[:-1]]
 
 
