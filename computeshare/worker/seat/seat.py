@@ -186,6 +186,8 @@ def _join(seat: SeatContext, job: "LoadedJob", training: Training) -> None:
             )
         if status != "unopened":
             raise Ended(f"the job is {status}")
+        if RoundStore(seat.redis, seat.seat.job).spec() is None:  # the broker came back empty, and the job had ended
+            raise Ended("the job is gone")
         session.wait(1000)
     raise Ended(ASKED)
 
