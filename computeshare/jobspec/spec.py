@@ -241,7 +241,8 @@ class JobSpec(Part):
     codec: Annotated[CodecSpec | Literal["auto"], BeforeValidator(parse_codec), Control(MACHINES)] = Field(
         CodecSpec(),
         title="Compression",
-        description="auto: choose codecs (and inner steps of strategy local) from the first workers' measurements",
+        description="auto: choose codecs (and inner steps and delay of strategy local) from the first workers' "
+        "measurements",
     )
     precision: Annotated[Precision | Literal["auto"], Control(MACHINES)] = Field(
         "float32",
@@ -541,12 +542,18 @@ class JobSpec(Part):
         """Whether codecs or precision are still to be chosen from the first workers' measurements."""
         return self.codec == "auto" or self.precision == "auto"
 
-    def chosen(self, codec: CodecSpec, inner_steps: int | None = None, precision: Precision | None = None) -> "JobSpec":
-        """This specification with the chosen codecs, inner steps and precision. Raises ValidationError: the result is
-        invalid.
+    def chosen(
+        self,
+        codec: CodecSpec,
+        inner_steps: int | None = None,
+        precision: Precision | None = None,
+        delay: int = 0,
+    ) -> "JobSpec":
+        """This specification with the chosen codecs, inner steps, precision and delay. Raises ValidationError: the
+        result is invalid.
         """
         follows = set(self.strategy.implied)
-        strategy = self.strategy.with_steps(inner_steps).model_dump(mode="json")
+        strategy = self.strategy.chosen(inner_steps, delay).model_dump(mode="json")
         document = self.model_dump(mode="json", exclude=follows)
         in_precision = {"precision": precision} if precision else {}
         return JobSpec.model_validate(document | {"codec": codec.model_dump(), "strategy": strategy} | in_precision)

@@ -1,4 +1,4 @@
-"""Chooses what a job leaves open (codecs, inner steps, precision), once: waits for measurements, stores, publishes."""
+"""Chooses what a job leaves open (codecs, inner steps, delay, precision), once: waits for measurements, publishes."""
 
 import time
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Decider:
         self._enough_at: float | None = None
 
     def decide(self, spec: JobSpec) -> JobSpec:
-        """The specification with codecs, inner steps and precision chosen.
+        """The specification with codecs, inner steps, delay and precision chosen.
 
         A choice stored on disk holds, even if the broker has lost it. Raises Undecided, LostClaim, OSError.
         """
@@ -47,7 +47,8 @@ class Decider:
             choice = chosen_for(spec, measured)
             log.info("chosen", job=self._session.job_id, reason=choice["reason"])
             self._artifacts.keep_choice(choice)
-        decided = spec.chosen(CodecSpec.model_validate(choice["codec"]), choice["inner_steps"], choice["precision"])
+        codec, delay = CodecSpec.model_validate(choice["codec"]), choice.get("delay", 0)
+        decided = spec.chosen(codec, choice["inner_steps"], choice["precision"], delay)
         if not self._session.announce("chosen", choice):
             raise LostClaim("another reducer has taken over, or the job is gone")
         self._session.publish(decided.model_dump_json())

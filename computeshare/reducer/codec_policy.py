@@ -1,4 +1,4 @@
-"""The choice of a job's codecs, and of inner steps, from its workers' measurements; once, before the job opens. Pure.
+"""The choice of a job's codecs, inner steps and delay from its workers' measurements; once, before it opens. Pure.
 
 The choice loses as little precision as possible while communication (sending, receiving, encoding and decoding) stays
 under a tenth of the time of the worker that it delays most.
@@ -25,26 +25,26 @@ HIDDEN = 0.5
 IDLE = 0.005
 """Largest share of time that replicas may idle in an epoch's short last round, if more inner steps can lower it."""
 FREE_STEPS = 50
-"""Inner steps that cost next to no accuracy, as measured: up to so many, a less lossy pair is worth more steps; beyond,
-fewer steps are worth a lossier pair.
+"""Inner steps that cost next to no accuracy, as measured. With a delay fewer steps cost more: an inner optimizer begins
+each round without momentum.
 """
-FAITHFUL_STEPS = 100
-"""Inner steps beyond which error feedback costs less accuracy than more steps: 200 were measured to cost 1.2 to 1.6
-times as much as 100 (3.6 to 5.9 % of the loss at an outer rate of 1.0, 6.5 to 8.0 % at 0.7).
-"""
+MANY_STEPS = 125
+"""Inner steps beyond which a delay, or error feedback, costs less accuracy than more steps."""
 MOST_STEPS = 500
 """Most inner steps to choose: with more, replicas drift apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen codecs and inner steps, and the worker that they delay most."""
+    """The chosen codecs, inner steps and delay, and the worker that waits longest for communication."""
 
     codec: CodecSpec
     inner_steps: int | None
     """None if the strategy fixes them."""
+    delay: int
+    """As the strategy's `lag`."""
     sending: float
-    """Share of its time that the most delayed worker spends on communication."""
+    """Share of its time that this worker spends on communication which it does not compute beside."""
     slowest: MeasuredLink
 
     @property
@@ -53,6 +53,7 @@ class Choice:
         up, compute_ms = self.slowest.up_bytes_per_s * 8e-6, 1000 * self.slowest.compute_s
         size = self.slowest.messages[self.codec.up].size / 1e6
         steps = f" and {self.inner_steps} inner steps" if self.inner_steps else ""
+        steps += ", computed while the updates of the round before are on their way (a delay of 1)" * self.delay
         verdict = "" if self.sending <= SENDING else "; no other choice takes less"
         if CODECS[self.codec.up].residual:
             verdict += f". With {self.codec.up} up, the weights depend on which workers take part"
@@ -67,10 +68,11 @@ def choose_codecs(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Choice:
     """Choose the first pair of codecs whose communication takes at most the planned share of every worker's time; if
     there is none, the first with which a round takes hardly longer than with the pair that takes least (`SLACK`).
 
-    If the strategy's inner steps may grow, the job's own are the minimum. If no pair without error feedback suffices
-    with them, the steps grow: first with that of these pairs that needs the fewest, up to `FAITHFUL_STEPS`; then with
-    the others, whose results depend on which workers take part: the least lossy that needs at most `FREE_STEPS`, else
-    the one that needs the fewest.
+    If the strategy's inner steps may grow, the job's own are the minimum. If no pair without error feedback either way
+    suffices with them, the steps grow, up to `MANY_STEPS`, with that of these pairs that needs the fewest. Then a delay
+    is added, with at least `FREE_STEPS`: the least lossy of these pairs that needs no more, else the one that needs the
+    fewest, up to `MANY_STEPS`. Then come pairs with error feedback both ways: the least lossy that needs at most
+    `MANY_STEPS`, for they lose most by far. Last is whatever needs the fewest steps.
 
     Args:
         measured: one measurement for each worker that will take part; at least one.
@@ -87,16 +89,35 @@ def _choices(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Iterator[Choice
     if not spec.strategy.steps_may_grow:
         yield from (_judged(spec, pair, None, measured) for pair in pairs)
         return
-    fewest, units = spec.strategy.steps, spec.plan.units_per_round
-    most = max(fewest, min(MOST_STEPS, math.ceil(spec.plan.micro_batches_per_epoch / units)))
-    faithful = [pair for pair in pairs if not CODECS[pair.up].residual]
-    yield from (_judged(spec, pair, fewest, measured) for pair in faithful)
+    fine = [pair for pair in pairs if not (CODECS[pair.up].residual or CODECS[pair.down].residual)]
+    coarse = [pair for pair in pairs if CODECS[pair.up].residual and CODECS[pair.down].residual]
+    own = spec.strategy.steps
+    delayed = spec.model_copy(update={"strategy": spec.strategy.chosen(None, delay=1)})
+    yield from (_judged(spec, pair, own, measured) for pair in fine)
+    yield from _grown(spec, fine, measured, own, max(own, MANY_STEPS))
+    yield from _grown(delayed, fine, measured, max(own, FREE_STEPS), max(own, MANY_STEPS))
+    yield from _grown(delayed, coarse, measured, max(own, FREE_STEPS), max(own, MANY_STEPS), by_loss=True)
+    yield from _grown(delayed, fine + coarse, measured, max(own, FREE_STEPS))
+
+
+def _grown(
+    spec: JobSpec,
+    pairs: Sequence[CodecSpec],
+    measured: Sequence[MeasuredLink],
+    fewest: int,
+    most: int | None = None,
+    by_loss: bool = False,
+) -> Iterator[Choice]:
+    """These pairs with as many inner steps as each needs, at least `fewest`: in ascending order of steps, or with
+    `by_loss` as they come. Those that need more than `most` are left out; None: they get as many as there may be.
+    """
+    units = spec.plan.units_per_round
+    limit = max(spec.strategy.steps, min(MOST_STEPS, math.ceil(spec.plan.micro_batches_per_epoch / units)))
+    fewest = min(fewest, limit)
     needed = {pair: max(fewest, *(_steps(spec, pair, one, len(measured)) for one in measured)) for pair in pairs}
-    soon = [pair for pair in faithful if needed[pair] <= max(fewest, FAITHFUL_STEPS)]
-    late = [pair for pair in faithful if pair not in soon]
-    for group, free in (soon, fewest), (pairs[len(faithful) :], FREE_STEPS), (late, fewest):
-        for pair in sorted(group, key=lambda one: max(free, needed[one])):
-            yield _judged(spec, pair, _even(spec, units, min(needed[pair], most), most), measured)
+    for pair in pairs if by_loss else sorted(pairs, key=lambda one: needed[one]):
+        if most is None or needed[pair] <= most:
+            yield _judged(spec, pair, _even(spec, units, min(needed[pair], limit), limit), measured)
 
 
 def _even(spec: JobSpec, replicas: int, steps: int, most: int) -> int:
@@ -127,7 +148,7 @@ def _judged(spec: JobSpec, pair: CodecSpec, steps: int | None, measured: Sequenc
         return (coding + sending) / (coding + sending + computing)
 
     slowest = max(measured, key=share)
-    return Choice(pair, steps, share(slowest), slowest)
+    return Choice(pair, steps, spec.strategy.lag, share(slowest), slowest)
 
 
 def _seconds(spec: JobSpec, pair: CodecSpec, one: MeasuredLink, workers: int) -> tuple[float, float, float]:

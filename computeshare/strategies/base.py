@@ -187,11 +187,16 @@ class Strategy(Part):
 
     @property
     def steps_may_grow(self) -> bool:
-        """Whether `codec: auto` may choose more steps for a unit."""
+        """Whether `codec: auto` may choose more steps for a unit, and a delay."""
         return False
 
-    def with_steps(self, steps: int | None) -> Self:
-        """The strategy with `steps` micro-batches per unit, as chosen for `codec: auto`; None changes nothing."""
+    def chosen(self, steps: int | None, delay: int = 0) -> Self:
+        """The strategy with what was chosen for `codec: auto`.
+
+        Args:
+            steps: micro-batches per unit; None changes nothing.
+            delay: as `lag`; 0 changes nothing.
+        """
         return self
 
     def round(self, plan: Plan, version: int, carried: Sequence[int]) -> Round:

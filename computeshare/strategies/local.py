@@ -77,18 +77,11 @@ class LocalStrategy(RobustStrategy):
         return DELAYED | values if isinstance(values, dict) and values.get("delay") == 1 else values
 
     @model_validator(mode="after")
-    def _settles(self) -> Self:
-        """With a delay, refuse an outer step that would move away from an optimum which every replica reaches.
-
-        There a pseudo-gradient is the distance x of the version it was computed on, so that the distances follow
-        x[t+1] = x[t] - lr (x[t-1] + m v[t]), v[t] = m v[t-1] + x[t-1]. By Jury's criterion for its characteristic
-        polynomial z^3 - (1 + m) z^2 + (m + lr (1 + m)) z - lr m, they shrink if m + lr (1 - m^2) < 1 - (lr m)^2.
-        """
-        lr, momentum = self.outer_lr, self.outer_momentum
-        if self.delay and momentum + lr * (1 - momentum**2) >= 1 - (lr * momentum) ** 2:
+    def _checked_for_delay(self) -> Self:
+        if self.delay and not _settles(self.outer_lr, self.outer_momentum):
             raise ValueError(
-                f"with a delay, an outer_lr of {lr:g} and an outer_momentum of {momentum:g} do not settle: "
-                f"set outer_lr to {DELAYED['outer_lr']} and outer_momentum to {DELAYED['outer_momentum']}"
+                f"with a delay, an outer_lr of {self.outer_lr:g} and an outer_momentum of {self.outer_momentum:g} do "
+                f"not settle: set outer_lr to {DELAYED['outer_lr']} and outer_momentum to {DELAYED['outer_momentum']}"
             )
         return self
 
@@ -132,9 +125,13 @@ class LocalStrategy(RobustStrategy):
         """False with a robust `combine`: an epoch of longer units might end in a round that bad workers can sway."""
         return self.combine == "mean"
 
-    def with_steps(self, steps: int | None) -> Self:
-        """The strategy with `steps` inner steps; None changes nothing."""
-        return self.model_copy(update={"inner_steps": steps or self.inner_steps})
+    def chosen(self, steps: int | None, delay: int = 0) -> Self:
+        """The strategy with `steps` inner steps and a delay, for which an outer step that would not settle is replaced
+        by the default.
+        """
+        outer = DELAYED if delay and not _settles(self.outer_lr, self.outer_momentum) else {}
+        chosen = {"inner_steps": steps or self.inner_steps, "delay": delay or self.delay}
+        return self.model_copy(update=chosen | outer)
 
     def foreseen(self, plan: Plan, version: int) -> Sequence[int]:
         """Empty: prefetching a unit's batches would take too much memory."""
@@ -170,3 +167,13 @@ class LocalStrategy(RobustStrategy):
         Source: DiLoCo, arXiv:2311.08105; with an outer rate of 1 and no momentum FedAvg, arXiv:1602.05629.
         """
         return super().gradient(updates, about, out)
+
+
+def _settles(lr: float, momentum: float) -> bool:
+    """Whether outer steps with a delay move towards an optimum which every replica reaches.
+
+    There a pseudo-gradient is the distance x of the version it was computed on, so that the distances follow
+    x[t+1] = x[t] - lr (x[t-1] + m v[t]), v[t] = m v[t-1] + x[t-1]. By Jury's criterion for its characteristic
+    polynomial z^3 - (1 + m) z^2 + (m + lr (1 + m)) z - lr m, they shrink if m + lr (1 - m^2) < 1 - (lr m)^2.
+    """
+    return momentum + lr * (1 - momentum**2) < 1 - (lr * momentum) ** 2

@@ -9,12 +9,13 @@ from computeshare.types import ENDED
 
 
 def chosen(projection: JobProjection, event: StreamEvent) -> None:
-    """Codecs, inner steps or precision of a job with `auto` were chosen. Only the first choice counts."""
+    """Codecs, inner steps, delay or precision of a job with `auto` were chosen. Only the first choice counts."""
     state, data = projection.state, event.data
     spec = JobSpec.model_validate(json.loads(state["spec"]))
     if not spec.is_open:
         return
-    decided = spec.chosen(CodecSpec.model_validate(data["codec"]), data["inner_steps"], data.get("precision"))
+    codec, delay = CodecSpec.model_validate(data["codec"]), data.get("delay", 0)
+    decided = spec.chosen(codec, data["inner_steps"], data.get("precision"), delay)
     reason = text_of(data["reason"])
     state["spec"], state["rounds_total"], state["chosen"] = decided.model_dump_json(), decided.rounds_total, reason
     state.plan = decided.plan

@@ -119,10 +119,15 @@ def test_only_the_active_reducer_chooses(reducer: ReducerSession, tmp_path: Path
     assert reducer.spec() == SPEC.model_dump_json()
 
 
-def test_the_control_plane_takes_the_choice_over_once(reducer: ReducerSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("bytes_per_s", "delay"), [(2_500_000, 0), (150_000, 1)])
+def test_the_control_plane_takes_the_choice_over_once(
+    bytes_per_s: float, delay: int, reducer: ReducerSession, tmp_path: Path
+) -> None:
+    link = {"up_bytes_per_s": bytes_per_s, "down_bytes_per_s": bytes_per_s}
     for worker in ("a", "b"):
-        report(reducer, worker)
+        report(reducer, worker, MEASURED.model_copy(update=link).model_dump_json())
     decided = Decider(reducer, Artifacts(tmp_path, reducer.job_id)).decide(SPEC)
+    assert decided.strategy.lag == delay
     (event,) = events(reducer, "chosen")
     columns: dict[str, Any] = {"spec": SPEC.model_dump_json(), "rounds_total": SPEC.rounds_total, "chosen": None}
     state = JobState(reducer.job_id, SPEC.plan, columns)

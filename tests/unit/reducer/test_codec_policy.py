@@ -9,9 +9,9 @@ from computeshare.codecs.measured_link import Coded, MeasuredLink
 from computeshare.codecs.registry import CANDIDATES, CODECS
 from computeshare.jobspec.spec import CodecSpec, JobSpec
 from computeshare.reducer.codec_policy import (
-    FAITHFUL_STEPS,
     FREE_STEPS,
     IDLE,
+    MANY_STEPS,
     MOST_STEPS,
     PLANNED,
     SENDING,
@@ -32,7 +32,7 @@ RATIOS = {
 }
 """How many times shorter than in float32 a large model's update is."""
 MESSAGES = {name: RESNET // ratio for name, ratio in RATIOS.items()}
-BOTH_WAYS = MESSAGES["int4"] + MESSAGES["lowrank8"]
+BOTH_WAYS = 2 * MESSAGES["int4"]
 """The bytes of the shortest pair of codecs without error feedback."""
 
 
@@ -68,12 +68,12 @@ SYNC = {
     "gpt, 350 M": "1/1 1/1 1/1 1/1 1/1 1/1 1/1 1/1 4/4",
 }
 LOCAL = {
-    "lenet5": "4/4x47 8/8x39 i4/8x85 i4/8x47 i4/8x20 i4/i4x20 i8/i8x20 f16/f16x20 f16/f32x20",
-    "resnet18": "1/1x156 1/1x55 2/2x47 4/4x47 8/8x36 i4/8x78 i4/8x39 i4/8x20 i4/i4x20",
-    "resnet18 on a GPU": "1/1x500 1/1x500 1/1x500 1/1x311 1/1x117 1/1x55 2/2x47 4/4x36 8/8x36",
-    "gpt, 350 M": "1/1x234 1/1x85 1/1x47 2/2x36 4/4x36 8/8x36 i4/8x67 i4/8x24 i4/8x20",
+    "lenet5": "i4/i4x67d i4/i4x52d i8/i8x52d i4/i4x78 i4/i4x36 i4/i4x20 i8/i8x20 f16/f16x20 f16/f32x20",
+    "resnet18": "8/8x78d 8/8x52d i4/i4x134d i4/i4x67d i4/i4x52d i8/i8x52d i4/i4x72 i4/i4x36 i4/i4x20",
+    "resnet18 on a GPU": "1/1x311d 1/1x104d 2/2x85d 4/4x78d 8/8x67d 8/8x52d i4/i4x134d i4/i4x52d i4/i4x52d",
+    "gpt, 350 M": "8/8x117d 8/8x52d 8/8x52d i4/i4x94d i4/i4x52d i8/i8x52d i4/i4x117 i4/i4x47 i4/i4x24",
 }
-"""The choices for these links: the codecs up and down (a number: a low rank), and the inner steps."""
+"""The choices for these links: the codecs up and down (a number: a low rank), the inner steps, and d with a delay."""
 
 
 def told(codec: str) -> str:
@@ -85,7 +85,7 @@ def test_the_choice_for_links_from_2_to_1000_mbit(model: str) -> None:
     found = {}
     for name, spec in (("sync", sync()), ("local", local())):
         choices = [choose_codecs(spec, [measured(link, **MODELS[model])] * 2) for link in LINKS]
-        steps = [f"x{one.inner_steps}" if one.inner_steps else "" for one in choices]
+        steps = [f"x{one.inner_steps}{'d' * one.delay}" if one.inner_steps else "" for one in choices]
         pairs = [f"{told(one.codec.up)}/{told(one.codec.down)}" for one in choices]
         found[name] = " ".join(map("".join, zip(pairs, steps, strict=True)))
     assert found == {"sync": SYNC[model], "local": LOCAL[model]}
@@ -149,32 +149,49 @@ def test_where_coding_takes_longer_than_sending_nothing_is_given_up_for_fewer_by
 
 
 def test_replicas_take_as_many_steps_as_keep_the_link_free() -> None:
-    choice = choose_codecs(local(), [measured(84, size=0.9)] * 2)
-    assert choice.codec == CodecSpec(up="int4", down="lowrank8") and choice.inner_steps is not None
-    sending = 0.9 * BOTH_WAYS / 10.5e6
+    choice = choose_codecs(local(), [measured(140, size=0.9)] * 2)
+    assert choice.codec == CodecSpec(up="int4", down="int4") and choice.inner_steps is not None and not choice.delay
+    sending = 0.9 * BOTH_WAYS / 17.5e6
     assert sending / (sending + 0.1 * choice.inner_steps) <= PLANNED
     assert sending / (sending + 0.1 * 0.7 * choice.inner_steps) > PLANNED
-    assert idle(choice.inner_steps, 2) <= IDLE < idle(82, 2)  # which would have sufficed
-    assert "int4 up and lowrank8 down and" in choice.reason and "84 Mbit/s" in choice.reason
-    assert "depend on which" not in choice.reason
+    assert idle(choice.inner_steps, 2) <= IDLE
+    assert "int4 up and int4 down and" in choice.reason and "140 Mbit/s" in choice.reason
+    assert "depend on which" not in choice.reason and "delay" not in choice.reason
 
 
-@pytest.mark.parametrize(("mbit_s", "up"), [(10, "lowrank2"), (5, "lowrank1")])
-def test_up_to_fifty_steps_precision_counts_beyond_them_steps(mbit_s: float, up: str) -> None:
+@pytest.mark.parametrize("mbit_s", [20, 40, 60])
+def test_before_steps_are_too_many_a_delay_is_added(mbit_s: float) -> None:
     choice = choose_codecs(local(), [measured(mbit_s)] * 2)
-    assert choice.codec.up == up and choice.inner_steps is not None
-    assert (choice.inner_steps <= FREE_STEPS) == (up != "lowrank1")
+    assert choice.delay == 1 and not CODECS[choice.codec.up].residual
+    assert choice.inner_steps and FREE_STEPS <= choice.inner_steps <= MANY_STEPS
+    assert "on their way (a delay of 1)" in choice.reason
+    decided = local().chosen(choice.codec, choice.inner_steps, delay=choice.delay)
+    assert (decided.strategy.lag, decided.strategy.steps) == (1, choice.inner_steps)
 
 
-@pytest.mark.parametrize("mbit_s", [16, 40, 60])
-def test_before_a_hundred_steps_are_exceeded_updates_are_sent_with_error_feedback(mbit_s: float) -> None:
+@pytest.mark.parametrize("mbit_s", [1, 2, 5])
+def test_updates_with_error_feedback_come_after_that_the_least_lossy_first(mbit_s: float) -> None:
+    choice = choose_codecs(local(), [measured(mbit_s)] * 2)
+    assert choice.delay == 1 and choice.inner_steps is not None and choice.inner_steps <= MANY_STEPS
+    names = [*CODECS]
+    assert choice.codec.up == choice.codec.down == ("lowrank4" if mbit_s == 1 else "lowrank8")
     one = measured(mbit_s)
-    choice = choose_codecs(local(), [one] * 2)
-    assert CODECS[choice.codec.up].residual and choice.inner_steps and choice.inner_steps <= FREE_STEPS
-    known = {name: coded for name, coded in one.messages.items() if not CODECS[name].residual}
-    older = choose_codecs(local(), [one.model_copy(update={"messages": known})] * 2)
-    assert older.codec == CodecSpec(up="int4", down="int4")
-    assert older.inner_steps and FAITHFUL_STEPS < older.inner_steps <= MOST_STEPS
+    known = {name: coded for name, coded in one.messages.items() if name in names[: names.index(choice.codec.up)]}
+    less_lossy = choose_codecs(local(), [one.model_copy(update={"messages": known})] * 2)
+    assert less_lossy.inner_steps and less_lossy.inner_steps > MANY_STEPS
+
+
+def test_a_job_that_has_a_delay_keeps_it_and_its_outer_step() -> None:
+    spec = sync(strategy={"kind": "local", "replicas": 2, "delay": 1, "outer_lr": 0.4, "outer_momentum": 0.1})
+    choice = choose_codecs(spec, [measured(40)] * 2)
+    decided = spec.chosen(choice.codec, choice.inner_steps, delay=choice.delay).strategy.model_dump()
+    assert (decided["delay"], decided["outer_lr"], decided["outer_momentum"]) == (1, 0.4, 0.1)
+
+
+def test_an_outer_step_that_does_not_settle_with_a_delay_is_replaced() -> None:
+    plain = sync(strategy={"kind": "local", "replicas": 2, "outer_lr": 1, "outer_momentum": 0})
+    outer = [plain.chosen(CodecSpec(), 50, delay=delay).strategy.model_dump() for delay in (0, 1)]
+    assert [(one["outer_lr"], one["outer_momentum"]) for one in outer] == [(1, 0), (0.5, 0.3)]
 
 
 def idle(steps: int, replicas: int) -> float:
@@ -197,7 +214,7 @@ def test_a_jobs_own_inner_steps_are_the_fewest() -> None:
 
 
 def test_on_the_thinnest_links_replicas_leave_out_what_matters_least() -> None:
-    choice = choose_codecs(local(), [measured(0.5)] * 2)
+    choice = choose_codecs(local(), [measured(0.1)] * 2)
     assert choice.codec.up == "lowrank1" and choice.inner_steps is not None and choice.inner_steps <= MOST_STEPS
 
 
@@ -252,7 +269,7 @@ def test_what_is_planned_leaves_room_for_what_varies() -> None:
         choice = choose_codecs(local(20), [one] * 2)
         assert choice.codec == CodecSpec(up="topk", down="topk") and choice.inner_steps is not None
         assert choice.sending <= PLANNED < SENDING
-        assert 60 < choice.inner_steps < MOST_STEPS / 2
+        assert FREE_STEPS <= choice.inner_steps < MANY_STEPS
 
 
 def test_what_was_chosen_makes_a_whole_specification() -> None:
