@@ -15,7 +15,7 @@ from computeshare.training.computation import replica_of
 from computeshare.training.server_step import ServerStep
 
 PLAIN = {"name": "SGD", "lr": 1e-6}
-"""Without state: the largest model has 2.5 GB of weights. At 1e-3 the second step of a ResNet-152 on noise is not finite."""
+"""Without state: the largest model has 2.5 GB of weights. At 1e-3 a ResNet-152 on noise diverges in its second step."""
 LOCAL_STEPS = {"kind": "local", "replicas": 1, "inner_steps": 2, "outer_momentum": 0.0, "inner_optimizer": PLAIN}
 SYNC, LOCAL = {"micro_batches_per_round": 1, "optimizer": PLAIN}, {"strategy": LOCAL_STEPS}
 
