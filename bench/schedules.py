@@ -5,7 +5,8 @@
 Each stage of a small GPT runs in a thread and sleeps until a pass has taken its milliseconds; values travel through a
 broker over the loopback, as between the workers of a job, or with `--memory` as frames through memory. Prints a
 micro-batch's seconds over those of computing alone, beside (m + s - 1) / m for m pieces and s stages, which no schedule
-of this kind can beat (goal: 1.3 times that, over the loopback); and the most pieces whose activations a stage keeps.
+of this kind can beat (goal: 1.3 times that, over the loopback); and of the first stage the most pieces whose
+activations it keeps, and the most bytes of values that torch keeps for their backward passes.
 """
 
 import argparse
@@ -16,6 +17,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from bench.split_model import Cut, SplitModel, gpt
 from bench.support.report import Cell, Part, Table, markdown
@@ -61,6 +65,53 @@ def loopback(stages: int, in_memory: bool) -> Iterator[Mailboxes]:
             broker.stop()
 
 
+class KeptBytes:
+    """Counts the bytes of values that torch keeps for backward passes, without parameters."""
+
+    def __init__(self, parameters: set[int]) -> None:
+        """`parameters`: the addresses of their memory."""
+        self._parameters, self._now = parameters, 0
+        self.most = 0
+
+    def counted(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that counts what a pass keeps."""
+
+        def counting(*args: Any) -> Any:
+            with saved_tensors_hooks(self._keep, lambda kept: kept.value):
+                return run(*args)
+
+        return counting
+
+    def _keep(self, value: Tensor) -> "_Kept":
+        is_counted = value.untyped_storage().data_ptr() not in self._parameters
+        return _Kept(self, value.detach(), value.nbytes if is_counted else 0)  # else its graph would hold itself
+
+    def add(self, count: int) -> None:
+        self._now += count
+        self.most = max(self.most, self._now)
+
+
+class _Kept:
+    """A value that is kept until this is garbage."""
+
+    def __init__(self, counter: KeptBytes, value: Tensor, size: int) -> None:
+        self._counter, self.value, self._size = counter, value, size
+        counter.add(size)
+
+    def __del__(self) -> None:
+        self._counter.add(-self._size)
+
+
+def count_kept(replica: StageReplica) -> KeptBytes:
+    """Count what a replica's stages keep from now on."""
+    stages = replica.stages.values()
+    counter = KeptBytes({one.untyped_storage().data_ptr() for stage in stages for one in stage._tensors.values()})
+    for stage in stages:
+        stage.forward = counter.counted(stage.forward)  # type: ignore[method-assign]
+        stage.backward = counter.counted(stage.backward)  # type: ignore[method-assign]
+    return counter
+
+
 def slow(replica: StageReplica, forward_s: float, backward_s: float) -> None:
     """Have each pass of a replica's stages take so long."""
     for stage in replica.stages.values():
@@ -86,6 +137,7 @@ def measure(stages: int, schedule: Kind, recompute: bool, options: argparse.Name
     plan = Plan(0, 2 * options.pieces * options.times, 2 * options.pieces, 1, accumulate=options.pieces)
     split = SplitModel.of(gpt(2 * stages, width=WIDTH, block=BLOCK), plan, Cut(stages, schedule, recompute))
     replicas = split.replicas()
+    kept = count_kept(replicas[0])
     for replica in replicas:
         slow(replica, forward_s, backward_s)
     taken = []
@@ -98,7 +150,7 @@ def measure(stages: int, schedule: Kind, recompute: bool, options: argparse.Name
     ideal = (options.pieces + stages - 1) / options.pieces
     ratio = statistics.median(taken) / computing
     name = f"{schedule}, recompute" if recompute else schedule
-    return [stages, name, ratio, ideal, ratio / ideal, found.updates[0].most_in_flight]
+    return [stages, name, ratio, ideal, ratio / ideal, found.updates[0].most_in_flight, kept.most / 1e6]
 
 
 def main() -> None:
@@ -113,7 +165,15 @@ def main() -> None:
     kinds: list[tuple[Kind, bool]] = [("gpipe", False), ("1f1b", False), ("1f1b", True)]
     rows = [measure(stages, kind, again, options) for stages in options.stages for kind, again in kinds]
     way = "in memory" if options.memory else "over the loopback"
-    columns = ("stages", "schedule", "time / computing", "(m + s - 1) / m", "ratio", "pieces kept by the first stage")
+    columns = (
+        "stages",
+        "schedule",
+        "time / computing",
+        "(m + s - 1) / m",
+        "ratio",
+        "pieces kept by the first stage",
+        "MB kept",
+    )
     print(
         markdown(Part([Table(f"{options.pieces} pieces, stages of equal speed, values {way}", columns, rows)])),
         flush=True,
