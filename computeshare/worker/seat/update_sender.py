@@ -45,6 +45,8 @@ class UpdateQueue:
         """Unit, number and bytes of each part to be sent ahead."""
         self._helper = (helper or ThreadPoolExecutor(1, "sending")) if encoder.buckets > 1 else None
         self._sending: list[Future[None]] = []
+        self._buffers_change = False
+        """Whether buffers were found to change after they had been taken."""
         self._lock = threading.Lock()  # several devices encode with one encoder, whose feedback is the worker's
         self.begin()
 
@@ -62,7 +64,8 @@ class UpdateQueue:
         """Encoded bytes."""
         self._messages: dict[int, list[Blob]] = {}
         self._losses: dict[int, float] = {}
-        self._arrived: set[tuple[int, int]] = set()
+        self._arrived: dict[tuple[int, int], Blob | None] = {}
+        """What has arrived of the parts, by unit and number; None: another worker has sent it."""
         self._shared: set[int] = set()
         """Units of which other workers send parts."""
         self._ready.clear()
@@ -77,6 +80,8 @@ class UpdateQueue:
         message = self._messages[unit] = [b""] * self._encoder.parts
 
         def take(index: int, values: Vector) -> None:
+            if index == self._encoder.buckets and self._buffers_change:
+                return
             with self._lock:
                 started = time.perf_counter()
                 part = message[index] = self._encoder.part(index, values, seed)
@@ -98,20 +103,25 @@ class UpdateQueue:
 
     def arrived(self, unit: int, buckets: Iterable[int], count: int) -> None:
         """Note that other workers have sent these buckets, `count` bytes."""
-        self._arrived.update((unit, bucket) for bucket in buckets)
+        self._arrived.update(((unit, bucket), None) for bucket in buckets)
         self.bytes += count
 
     def complete(self, unit: int, buffers: Vector, loss: float) -> None:
         """Complete a unit's message with its buffers (b,) and its loss. Buffers that were taken are sent again if they
-        have changed since: backward passes that repeat a part of the forward pass may do that.
+        have changed since, and from then on not taken before: backward passes that repeat a part of the forward pass
+        change them.
         """
         with self._lock:
             message, part = self._messages[unit], self._encoder.buffers(buffers)
-            taken, message[-1] = message[-1], part
-            self.bytes += 0 if part == taken else len(part)
+            taken = message[-1]
             self._losses[unit] = loss
-        if taken and part != taken:
-            self._send_ahead(unit, len(message) - 1, part)
+            if part == taken:
+                return
+            self._buffers_change = self._buffers_change or bool(taken)
+            message[-1] = part
+            self.bytes += len(part)
+        if buffers.size:
+            self._send_ahead(unit, self._encoder.buckets, part)
 
     def submit(self, token: str, report: dict[str, Any], waiting: Waiting | None, and_lease: bool = True) -> Receipt:
         """Submit the updates, without the parts that were sent ahead.
@@ -126,7 +136,7 @@ class UpdateQueue:
         """
         self._settle()
         updates = [
-            (unit, [None if (unit, i) in self._arrived else part for i, part in enumerate(parts)], self._losses[unit])
+            (unit, [self._left(unit, i, part) for i, part in enumerate(parts)], self._losses[unit])
             for unit, parts in self._messages.items()
         ]
         try:
@@ -150,6 +160,11 @@ class UpdateQueue:
             self._session.unstage(self.nonce, units)
         self._arrived.clear()
 
+    def _left(self, unit: int, index: int, part: Blob) -> Blob | None:
+        """A part that is still to be sent; None: it has arrived."""
+        is_there = (unit, index) in self._arrived and self._arrived[unit, index] in (None, part)
+        return None if is_there else part
+
     def _settle(self) -> None:
         wait(self._sending)
         for sent in self._sending:
@@ -165,7 +180,7 @@ class UpdateQueue:
                 _, bucket, parts[bucket] = self._ready.popleft()
             try:
                 self._session.stage(self.nonce, unit, parts, self._token)
-                self._arrived.update((unit, bucket) for bucket in parts)
+                self._arrived.update({(unit, bucket): part for bucket, part in parts.items()})
             except (RedisError, Interrupted) as error:  # the rest goes with the submission, if it is still wanted
                 self._goes_ahead = False
                 log.info("not sent ahead", micro_batch=unit, error=str(error))

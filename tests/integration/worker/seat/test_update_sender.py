@@ -113,6 +113,35 @@ def test_buffers_that_were_taken_are_sent_ahead_and_again_if_they_have_changed(
     assert submit(outbox) == "accepted"
     assert sent[0] == BUCKETS and sorted(set(sent)) == [*range(BUCKETS + 1)]
     assert held(reducer, layout) == messages(layout)
+    before = len(sent)
+    outbox.begin(str(ZERO))
+    outbox.taker(2, 0)(BUCKETS, BUFFERS)
+    outbox._settle()
+    assert sent[before:] == [BUCKETS] * are_right, "whose buffers change sends them once they are final"
+
+
+def test_buffers_that_changed_go_with_the_submission_if_the_broker_did_not_take_them_again(
+    reducer: ReducerSession, join: Join, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, _ = join("a"), join("another")
+    assert session.lease(str(ZERO)).micro_batches == (0, 1)
+    outbox, stage = UpdateQueue(session, UpdateEncoder(CODEC, layout), offers=True), session.stage
+    outbox.begin(str(ZERO))
+    for unit, vector in enumerate(VECTORS):
+        taker = outbox.taker(unit, PLAN.generator_seed(unit))
+        monkeypatch.setattr(session, "stage", stage)
+        taker(BUCKETS, BUFFERS + 1)
+        outbox._settle()
+
+        def refuse(*_: Any) -> None:
+            raise OutOfMemoryError("no room")
+
+        monkeypatch.setattr(session, "stage", refuse)
+        for bucket, where in enumerate(layout.buckets):
+            taker(bucket, vector[where])
+        outbox.complete(unit, BUFFERS, 0.5)
+    assert submit(outbox) == "accepted"
+    assert held(reducer, layout) == messages(layout)
 
 
 def test_what_the_broker_did_not_take_ahead_goes_with_the_submission(
@@ -251,9 +280,9 @@ def test_over_a_link_every_part_is_sent_ahead_and_offered(
     for unit, vector in enumerate(VECTORS):
         take(outbox, layout, unit, vector)
     outbox._settle()
-    assert [staged(reducer, outbox, unit) for unit in range(2)] == [{0, 1, 2}] * 2
+    assert [staged(reducer, outbox, unit) for unit in range(2)] == [{*range(BUCKETS + 1)}] * 2
     offers = reducer.offers()
-    assert {unit: offer.parts for unit, offer in offers.items()} == {0: {0, 1, 2}, 1: {0, 1, 2}}
+    assert {unit: offer.parts for unit, offer in offers.items()} == {unit: {0, 1, 2, 3} for unit in (0, 1)}
     assert {(offer.worker, offer.nonce) for offer in offers.values()} == {("a", outbox.nonce)}
     assert submit(outbox) == "accepted" and reducer.offers() == {}
     assert held(reducer, layout) == messages(layout)
