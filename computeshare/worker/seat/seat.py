@@ -7,6 +7,7 @@ loop, and leaves.
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     LoadedJob = LoadedModel | LoadedStages
 
 LONGEST_REASON = 500
+UNKNOWN_S = 15.0
+"""How long a job may be unknown to a broker that came back empty, before it is taken to have ended."""
 """Characters of the reason for which a seat ends; the gateway refuses much longer texts."""
 log = structlog.get_logger()
 
@@ -166,6 +169,7 @@ def _join(seat: SeatContext, job: "LoadedJob", training: Training) -> None:
     spec, session = seat.spec, seat.session
     machine = {"device": job.device, "kind": training.kind, "memory_bytes": job.memory.needed_bytes}
     about = {"name": seat.settings.name or hostname(), **machine}
+    rounds, known_at = RoundStore(seat.redis, seat.seat.job), time.monotonic()
     while not seat.stop.is_set():
         status = when_there_is_room(lambda: session.join(seat.seat.id, about, training.frozen), seat.stop)
         if status == "running":
@@ -186,7 +190,9 @@ def _join(seat: SeatContext, job: "LoadedJob", training: Training) -> None:
             )
         if status != "unopened":
             raise Ended(f"the job is {status}")
-        if RoundStore(seat.redis, seat.seat.job).spec() is None:  # the broker came back empty, and the job had ended
+        if rounds.spec() is not None:
+            known_at = time.monotonic()
+        elif time.monotonic() - known_at > UNKNOWN_S:
             raise Ended("the job is gone")
         session.wait(1000)
     raise Ended(ASKED)
