@@ -48,7 +48,7 @@ def stages_that_fit(
 def _parts(spec: JobSpec, device: str, saved_bytes: int, resident_bytes: int) -> tuple[int, int]:
     """Bytes of a seat's memory that stages do not change, and of the whole model's vectors."""
     own = resident_bytes if device == "cpu" else 0
-    vectors = LEAST_VECTORS + spec.strategy.extra_vectors
+    vectors = LEAST_VECTORS + spec.largest_strategy.extra_vectors
     return own + saved_bytes * (spec.micro_batch // spec.accumulate), 4 * spec.parameters * vectors
 
 

@@ -241,8 +241,8 @@ class JobSpec(Part):
     codec: Annotated[CodecSpec | Literal["auto"], BeforeValidator(parse_codec), Control(MACHINES)] = Field(
         CodecSpec(),
         title="Compression",
-        description="auto: choose codecs (and inner steps and delay of strategy local) from the first workers' "
-        "measurements",
+        description="auto: choose codecs (and inner steps and delay of strategy local, with an outer step that suits "
+        "it) from the first workers' measurements",
     )
     precision: Annotated[Precision | Literal["auto"], Control(MACHINES)] = Field(
         "float32",
@@ -559,6 +559,12 @@ class JobSpec(Part):
         return JobSpec.model_validate(document | {"codec": codec.model_dump(), "strategy": strategy} | in_precision)
 
     @property
+    def largest_strategy(self) -> registry.Named:
+        """The strategy that needs the most memory: with a delay, if `codec: auto` may choose one."""
+        may_get_a_delay = self.codec == "auto" and self.strategy.steps_may_grow
+        return self.strategy.chosen(None, delay=1) if may_get_a_delay else self.strategy
+
+    @property
     def inner_rules(self) -> StepRules:
         """Schedule, clipping and decay of the optimizer that trains on micro-batches."""
         return StepRules(self.schedule, self.rounds_total, 1, self.clip_norm, self.decay)
@@ -658,7 +664,7 @@ class JobSpec(Part):
         pairs = PAIRS if self.codec == "auto" else [(self.codec.up, self.codec.down)]
         up = max(CODECS[codec].bytes_per_value for codec, _ in pairs)
         down = max(_bytes_down(CODECS[codec]) for _, codec in pairs)
-        units, rounds = self.plan.units_per_round, 2 + self.strategy.lag
+        units, rounds = self.plan.units_per_round, 2 + self.largest_strategy.lag
         outer, *inner = (4 * self._state_vectors(one) for one in self._sent_optimizers)
         mail = self._chains * MAIL_BYTES
         by_parameter = down + 3 * outer + rounds * units * up + units * sum(inner)

@@ -13,7 +13,7 @@ from computeshare.codecs.measured_link import MeasuredLink
 from computeshare.errors import LostClaim
 from computeshare.jobspec.spec import CodecSpec, JobSpec
 from computeshare.protocol.reducer_session import ReducerSession
-from computeshare.reducer.codec_policy import choose_codecs
+from computeshare.reducer.codec_policy import Choice, choose_codecs
 from computeshare.reducer.precision_policy import choose_precision
 
 GRACE_S = 2.0
@@ -85,7 +85,14 @@ def chosen_for(spec: JobSpec, measured: Sequence[MeasuredLink]) -> dict[str, Any
     if spec.codec == "auto":
         found = choose_codecs(spec, measured)
         choice |= asdict(found) | {"codec": found.codec.model_dump(), "slowest": found.slowest.model_dump()}
-        reasons.append(found.reason)
+        reasons += [found.reason, *_replaced(spec, found)]
     else:
         choice["codec"] = spec.codec.model_dump()
     return choice | {"reason": "; ".join(reasons)}
+
+
+def _replaced(spec: JobSpec, found: Choice) -> list[str]:
+    """What of the strategy a chosen delay replaces besides, in words."""
+    before, after = (one.model_dump() for one in (spec.strategy, spec.strategy.chosen(None, found.delay)))
+    values = [f"{name} {value:g}" for name, value in after.items() if value != before[name] and name != "delay"]
+    return [f"{' and '.join(values)}, since the job's own do not settle with a delay"] if values else []

@@ -24,10 +24,8 @@ HIDDEN = 0.5
 """The share of the computing that communication may take with a delay without being waited for: both vary."""
 IDLE = 0.005
 """Largest share of time that replicas may idle in an epoch's short last round, if more inner steps can lower it."""
-FREE_STEPS = 50
-"""Inner steps that cost next to no accuracy, as measured. With a delay fewer steps cost more: an inner optimizer begins
-each round without momentum.
-"""
+DELAYED_STEPS = 50
+"""The fewest inner steps with a delay: 10 were measured to cost up to 7 points of accuracy more than 50."""
 MANY_STEPS = 125
 """Inner steps beyond which a delay, or error feedback, costs less accuracy than more steps."""
 MOST_STEPS = 500
@@ -53,14 +51,16 @@ class Choice:
         up, compute_ms = self.slowest.up_bytes_per_s * 8e-6, 1000 * self.slowest.compute_s
         size = self.slowest.messages[self.codec.up].size / 1e6
         steps = f" and {self.inner_steps} inner steps" if self.inner_steps else ""
-        steps += ", computed while the updates of the round before are on their way (a delay of 1)" * self.delay
+        if self.inner_steps and self.delay:
+            steps += ", computed while the updates of the round before are on their way (a delay of 1)"
+        meanwhile = ", as far as it does not compute meanwhile," if self.delay else ""
         verdict = "" if self.sending <= SENDING else "; no other choice takes less"
         if CODECS[self.codec.up].residual:
             verdict += f". With {self.codec.up} up, the weights depend on which workers take part"
         return (
             f"{self.codec.up} up and {self.codec.down} down{steps}: an update is {size:.3g} MB; the slowest worker "
             f"sends {up:.3g} Mbit/s and takes {compute_ms:.3g} ms for a micro-batch, so sending, encoding and "
-            f"decoding take {self.sending:.0%} of its time{verdict}"
+            f"decoding{meanwhile} take {self.sending:.0%} of its time{verdict}"
         )
 
 
@@ -68,11 +68,15 @@ def choose_codecs(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Choice:
     """Choose the first pair of codecs whose communication takes at most the planned share of every worker's time; if
     there is none, the first with which a round takes hardly longer than with the pair that takes least (`SLACK`).
 
-    If the strategy's inner steps may grow, the job's own are the minimum. If no pair without error feedback either way
-    suffices with them, the steps grow, up to `MANY_STEPS`, with that of these pairs that needs the fewest. Then a delay
-    is added, with at least `FREE_STEPS`: the least lossy of these pairs that needs no more, else the one that needs the
-    fewest, up to `MANY_STEPS`. Then come pairs with error feedback both ways: the least lossy that needs at most
-    `MANY_STEPS`, for they lose most by far. Last is whatever needs the fewest steps.
+    If the strategy's inner steps may grow, the job's own are the minimum, and the order is:
+
+    1. pairs without error feedback either way, with the job's own steps;
+    2. of these pairs the one that needs the fewest steps, up to `MANY_STEPS`;
+    3. likewise with a delay and at least `DELAYED_STEPS`, with which pairs that need fewer come the least lossy first;
+    4. with a delay, pairs with error feedback both ways, the least lossy that needs at most `MANY_STEPS`;
+    5. with a delay, whatever needs the fewest steps.
+
+    Where an epoch has fewer than `DELAYED_STEPS` for each replica, 3 to 5 go without a delay.
 
     Args:
         measured: one measurement for each worker that will take part; at least one.
@@ -91,13 +95,14 @@ def _choices(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Iterator[Choice
         return
     fine = [pair for pair in pairs if not (CODECS[pair.up].residual or CODECS[pair.down].residual)]
     coarse = [pair for pair in pairs if CODECS[pair.up].residual and CODECS[pair.down].residual]
-    own = spec.strategy.steps
-    delayed = spec.model_copy(update={"strategy": spec.strategy.chosen(None, delay=1)})
+    own, delayed = spec.strategy.steps, spec
+    if _most_steps(spec) >= DELAYED_STEPS:
+        delayed = spec.model_copy(update={"strategy": spec.strategy.chosen(None, delay=1)})
     yield from (_judged(spec, pair, own, measured) for pair in fine)
     yield from _grown(spec, fine, measured, own, max(own, MANY_STEPS))
-    yield from _grown(delayed, fine, measured, max(own, FREE_STEPS), max(own, MANY_STEPS))
-    yield from _grown(delayed, coarse, measured, max(own, FREE_STEPS), max(own, MANY_STEPS), by_loss=True)
-    yield from _grown(delayed, fine + coarse, measured, max(own, FREE_STEPS))
+    yield from _grown(delayed, fine, measured, max(own, DELAYED_STEPS), max(own, MANY_STEPS))
+    yield from _grown(delayed, coarse, measured, max(own, DELAYED_STEPS), max(own, MANY_STEPS), by_loss=True)
+    yield from _grown(delayed, fine + coarse, measured, max(own, DELAYED_STEPS))
 
 
 def _grown(
@@ -111,13 +116,18 @@ def _grown(
     """These pairs with as many inner steps as each needs, at least `fewest`: in ascending order of steps, or with
     `by_loss` as they come. Those that need more than `most` are left out; None: they get as many as there may be.
     """
-    units = spec.plan.units_per_round
-    limit = max(spec.strategy.steps, min(MOST_STEPS, math.ceil(spec.plan.micro_batches_per_epoch / units)))
+    units, limit = spec.plan.units_per_round, _most_steps(spec)
     fewest = min(fewest, limit)
     needed = {pair: max(fewest, *(_steps(spec, pair, one, len(measured)) for one in measured)) for pair in pairs}
     for pair in pairs if by_loss else sorted(pairs, key=lambda one: needed[one]):
         if most is None or needed[pair] <= most:
             yield _judged(spec, pair, _even(spec, units, min(needed[pair], limit), limit), measured)
+
+
+def _most_steps(spec: JobSpec) -> int:
+    """The most inner steps that there may be: the job's own, or as many as an epoch has for each replica."""
+    in_epoch = math.ceil(spec.plan.micro_batches_per_epoch / spec.plan.units_per_round)
+    return max(spec.strategy.steps, min(MOST_STEPS, in_epoch))
 
 
 def _even(spec: JobSpec, replicas: int, steps: int, most: int) -> int:

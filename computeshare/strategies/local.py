@@ -126,9 +126,7 @@ class LocalStrategy(RobustStrategy):
         return self.combine == "mean"
 
     def chosen(self, steps: int | None, delay: int = 0) -> Self:
-        """The strategy with `steps` inner steps and a delay, for which an outer step that would not settle is replaced
-        by the default.
-        """
+        """As `Strategy.chosen`; with a delay, an outer step that would not settle is replaced by the default."""
         outer = DELAYED if delay and not _settles(self.outer_lr, self.outer_momentum) else {}
         chosen = {"inner_steps": steps or self.inner_steps, "delay": delay or self.delay}
         return self.model_copy(update=chosen | outer)

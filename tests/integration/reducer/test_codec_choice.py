@@ -124,21 +124,22 @@ def test_the_control_plane_takes_the_choice_over_once(
     bytes_per_s: float, delay: int, reducer: ReducerSession, tmp_path: Path
 ) -> None:
     link = {"up_bytes_per_s": bytes_per_s, "down_bytes_per_s": bytes_per_s}
+    spec = JobSpec.model_validate({**SPEC.model_dump(mode="json"), "micro_batch": 8})
     for worker in ("a", "b"):
         report(reducer, worker, MEASURED.model_copy(update=link).model_dump_json())
-    decided = Decider(reducer, Artifacts(tmp_path, reducer.job_id)).decide(SPEC)
+    decided = Decider(reducer, Artifacts(tmp_path, reducer.job_id)).decide(spec)
     assert decided.strategy.lag == delay
     (event,) = events(reducer, "chosen")
-    columns: dict[str, Any] = {"spec": SPEC.model_dump_json(), "rounds_total": SPEC.rounds_total, "chosen": None}
-    state = JobState(reducer.job_id, SPEC.plan, columns)
+    columns: dict[str, Any] = {"spec": spec.model_dump_json(), "rounds_total": spec.rounds_total, "chosen": None}
+    state = JobState(reducer.job_id, spec.plan, columns)
     apply(JobProjection(state, JobRates()), StreamEvent("1-0", "chosen", 0, event))
     assert JobSpec.model_validate_json(state["spec"]) == decided
     assert (state["rounds_total"], state.plan) == (decided.rounds_total, decided.plan)
     assert state["chosen"] == event["reason"]
-    later = event | {"codec": {"up": "float32"}, "reason": "later"}
+    later = event | {"codec": {"up": "bfloat16"}, "reason": "later"}
     apply(JobProjection(state, JobRates()), StreamEvent("2-0", "chosen", 0, later))
     assert JobSpec.model_validate_json(state["spec"]) == decided and state["chosen"] == event["reason"]
-    assert json.loads(state["spec"])["codec"] == {"up": "int8", "down": "int8"}
+    assert json.loads(state["spec"])["codec"] == event["codec"]
 
 
 @pytest.mark.parametrize("codec", ["auto", {"up": "bfloat16", "down": "float32"}], ids=["both", "precision alone"])

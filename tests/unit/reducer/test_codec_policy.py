@@ -7,9 +7,11 @@ import pytest
 
 from computeshare.codecs.measured_link import Coded, MeasuredLink
 from computeshare.codecs.registry import CANDIDATES, CODECS
+from computeshare.jobspec.memory_estimate import seat_bytes
 from computeshare.jobspec.spec import CodecSpec, JobSpec
+from computeshare.reducer.codec_choice import chosen_for
 from computeshare.reducer.codec_policy import (
-    FREE_STEPS,
+    DELAYED_STEPS,
     IDLE,
     MANY_STEPS,
     MOST_STEPS,
@@ -163,7 +165,7 @@ def test_replicas_take_as_many_steps_as_keep_the_link_free() -> None:
 def test_before_steps_are_too_many_a_delay_is_added(mbit_s: float) -> None:
     choice = choose_codecs(local(), [measured(mbit_s)] * 2)
     assert choice.delay == 1 and not CODECS[choice.codec.up].residual
-    assert choice.inner_steps and FREE_STEPS <= choice.inner_steps <= MANY_STEPS
+    assert choice.inner_steps and DELAYED_STEPS <= choice.inner_steps <= MANY_STEPS
     assert "on their way (a delay of 1)" in choice.reason
     decided = local().chosen(choice.codec, choice.inner_steps, delay=choice.delay)
     assert (decided.strategy.lag, decided.strategy.steps) == (1, choice.inner_steps)
@@ -188,10 +190,29 @@ def test_a_job_that_has_a_delay_keeps_it_and_its_outer_step() -> None:
     assert (decided["delay"], decided["outer_lr"], decided["outer_momentum"]) == (1, 0.4, 0.1)
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_a_job_is_planned_with_the_memory_that_any_choice_needs(model: str) -> None:
+    spec = local(inner_steps=5, replicas=4)
+    room = seat_bytes(spec, "cpu")
+    for link in LINKS:
+        choice = choose_codecs(spec, [measured(link, **MODELS[model])] * 4)
+        decided = spec.chosen(choice.codec, choice.inner_steps, delay=choice.delay)
+        assert decided.broker_bytes <= spec.broker_bytes and seat_bytes(decided, "cpu") <= room
+
+
+def test_an_epoch_too_short_for_enough_steps_gets_no_delay() -> None:
+    spec = local(dataset="digits", model="mlp", micro_batch=32)  # 23 steps in an epoch for each replica
+    choice = choose_codecs(spec, [measured(0.5)] * 2)
+    assert (choice.delay, choice.inner_steps) == (0, 23)
+
+
 def test_an_outer_step_that_does_not_settle_with_a_delay_is_replaced() -> None:
     plain = sync(strategy={"kind": "local", "replicas": 2, "outer_lr": 1, "outer_momentum": 0})
     outer = [plain.chosen(CodecSpec(), 50, delay=delay).strategy.model_dump() for delay in (0, 1)]
     assert [(one["outer_lr"], one["outer_momentum"]) for one in outer] == [(1, 0), (0.5, 0.3)]
+    told = "; outer_lr 0.5 and outer_momentum 0.3, since the job's own do not settle with a delay"
+    assert told in chosen_for(plain, [measured(40)] * 2)["reason"]
+    assert "settle" not in chosen_for(plain, [measured(1000)] * 2)["reason"]
 
 
 def idle(steps: int, replicas: int) -> float:
@@ -269,7 +290,7 @@ def test_what_is_planned_leaves_room_for_what_varies() -> None:
         choice = choose_codecs(local(20), [one] * 2)
         assert choice.codec == CodecSpec(up="topk", down="topk") and choice.inner_steps is not None
         assert choice.sending <= PLANNED < SENDING
-        assert FREE_STEPS <= choice.inner_steps < MANY_STEPS
+        assert DELAYED_STEPS <= choice.inner_steps < MANY_STEPS
 
 
 def test_what_was_chosen_makes_a_whole_specification() -> None:

@@ -270,7 +270,8 @@ def taken(r: Replica, micro_batch: int) -> tuple[list[int], bytes, Update]:
         values[bucket] = part.tobytes()
 
     update = r.compute(micro_batch, take=take)
-    assert values.pop(len(r._layout.buckets), update.buffers.tobytes()) == update.buffers.tobytes()
+    if r.buffers.are_views:
+        assert values.pop(len(r._layout.buckets)) == update.buffers.tobytes()
     return order, b"".join(values[bucket] for bucket in sorted(values)), update
 
 
