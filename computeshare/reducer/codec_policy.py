@@ -50,17 +50,16 @@ class Choice:
         """The reason for the choice, for the job's users."""
         up, compute_ms = self.slowest.up_bytes_per_s * 8e-6, 1000 * self.slowest.compute_s
         size = self.slowest.messages[self.codec.up].size / 1e6
-        steps = f" and {self.inner_steps} inner steps" if self.inner_steps else ""
-        if self.inner_steps and self.delay:
-            steps += ", computed while the updates of the round before are on their way (a delay of 1)"
-        meanwhile = ", as far as it does not compute meanwhile," if self.delay else ""
+        steps = f", {self.inner_steps} inner steps" if self.inner_steps else ""
+        steps += ", a delay of 1 (it computes while updates are on their way)" if self.delay else ""
+        takes = "keep it from computing for" if self.delay else "take"
         verdict = "" if self.sending <= SENDING else "; no other choice takes less"
         if CODECS[self.codec.up].residual:
             verdict += f". With {self.codec.up} up, the weights depend on which workers take part"
         return (
-            f"{self.codec.up} up and {self.codec.down} down{steps}: an update is {size:.3g} MB; the slowest worker "
+            f"{self.codec.up} up, {self.codec.down} down{steps}: an update is {size:.3g} MB; the slowest worker "
             f"sends {up:.3g} Mbit/s and takes {compute_ms:.3g} ms for a micro-batch, so sending, encoding and "
-            f"decoding{meanwhile} take {self.sending:.0%} of its time{verdict}"
+            f"decoding {takes} {self.sending:.0%} of its time{verdict}"
         )
 
 

@@ -7,6 +7,8 @@ from api.projection.events.parser import TRACE_LENGTH, StreamEvent, count_of, na
 from computeshare.jobspec.spec import CodecSpec, JobSpec
 from computeshare.types import ENDED
 
+REASON_LENGTH = 1000
+
 
 def chosen(projection: JobProjection, event: StreamEvent) -> None:
     """Codecs, inner steps, delay or precision of a job with `auto` were chosen. Only the first choice counts."""
@@ -16,7 +18,7 @@ def chosen(projection: JobProjection, event: StreamEvent) -> None:
         return
     codec, delay = CodecSpec.model_validate(data["codec"]), data.get("delay", 0)
     decided = spec.chosen(codec, data["inner_steps"], data.get("precision"), delay)
-    reason = text_of(data["reason"])
+    reason = text_of(data["reason"], REASON_LENGTH)
     state["spec"], state["rounds_total"], state["chosen"] = decided.model_dump_json(), decided.rounds_total, reason
     state.plan = decided.plan
     projection.add_event(event, {"reason": reason})

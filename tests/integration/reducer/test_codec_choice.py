@@ -136,6 +136,7 @@ def test_the_control_plane_takes_the_choice_over_once(
     assert JobSpec.model_validate_json(state["spec"]) == decided
     assert (state["rounds_total"], state.plan) == (decided.rounds_total, decided.plan)
     assert state["chosen"] == event["reason"]
+    assert ("settle with a delay" in event["reason"]) == bool(delay)
     later = event | {"codec": {"up": "bfloat16"}, "reason": "later"}
     apply(JobProjection(state, JobRates()), StreamEvent("2-0", "chosen", 0, later))
     assert JobSpec.model_validate_json(state["spec"]) == decided and state["chosen"] == event["reason"]
