@@ -122,6 +122,13 @@ class ServerStep:
         """An average for the buffers of updates with so many samples each."""
         return self._spec.strategy.average(samples, self._spec.workers.min)
 
+    def mean_buffers(self, buffers: Iterable[Vector], samples: Sequence[int]) -> Vector:
+        """The average (b,) of updates' buffers (b,), each of so many samples."""
+        average = self.average(samples)
+        for values, count in zip(buffers, samples, strict=True):
+            average.add(values, count)
+        return average.value
+
     def next_buffers(self, buffers: Vector, before: Weights) -> tuple[Vector, Counters]:
         """The buffers and counters of the version after `before`, given the mean (b,) of a round's buffers."""
         return buffers if self._layout.buffers else before.buffers, self._layout.counted(before.counters)
@@ -220,17 +227,13 @@ class ServerStep:
             staleness: each update's staleness in versions; empty: all were computed on `base`.
         """
         updates, moved = zip(*parts, strict=True)
-        buffers = self.average(samples)
-        for buffer, count in zip(moved, samples, strict=True):
-            buffers.add(buffer, count)
+        buffers = self.mean_buffers(moved, samples)
 
         def read(index: int) -> Iterator[Vector]:
             return (update[self._layout.buckets[index]] for update in updates)
 
         master = self.moved(self.optimizer.step(base.master, self.combine(read, samples, staleness), version - 1))
-        return self.publish(
-            Weights(master, *self.next_buffers(buffers.value, base.published)), base.published, version
-        )[1]
+        return self.publish(Weights(master, *self.next_buffers(buffers, base.published)), base.published, version)[1]
 
 
 class VersionDraft:
@@ -268,9 +271,12 @@ class VersionDraft:
         seed, old = (self._version * len(self._layout.buckets), before[where]) if self._step.chained else (0, None)
         return encode_weights_bucket(self._down, values, self._layout, bucket, seed, old, published)
 
-    def settle(self, buffers: Vector) -> list[Blob]:
-        """Set the mean (b,) of the updates' buffers. Returns the frames that follow those of the buckets."""
-        self._others = self._step.next_buffers(buffers, self._model.published)
+    def settle(self, buffers: Iterable[Vector]) -> list[Blob]:
+        """Make the buffers and counters from each update's buffers (b,), in the order of units. Returns their frames,
+        which follow those of the buckets.
+        """
+        mean = self._step.mean_buffers(buffers, self._about.samples)
+        self._others = self._step.next_buffers(mean, self._model.published)
         self.digest = Digest(self._layout, *self._others)
         return encode_rest(*self._others)
 
@@ -279,7 +285,7 @@ class VersionDraft:
         return self._published[self._layout.buckets[bucket]]
 
     def finish(self) -> ServerModel:
-        """Complete the version, all of whose buckets were added and whose buffers were set. The optimizer and the
+        """Complete the version, all of whose buckets and buffers were made. The optimizer and the
         moving average now belong to it.
         """
         self._step.optimizer.adopt(self._states)

@@ -8,6 +8,7 @@ from computeshare.jobspec.spec import CodecSpec, JobSpec
 from computeshare.types import ENDED
 
 REASON_LENGTH = 1000
+"""Characters of the reason for a choice: longer than other texts, since it names all that was chosen and measured."""
 
 
 def chosen(projection: JobProjection, event: StreamEvent) -> None:

@@ -163,11 +163,7 @@ class Drafts:
         if part < len(self._job.layout.buckets):
             frames = [draft.version.add(part, updates)]
         else:
-            sizes = [self._job.plan.unit_size(unit) for unit in sorted(sources)]
-            buffers = self._job.server_step.average(sizes)
-            for values, size in zip(updates, sizes, strict=True):
-                buffers.add(values, size)
-            frames = draft.version.settle(buffers.value)
+            frames = draft.version.settle(updates)
         for index, frame in enumerate(frames, part):
             if not self._session.draft(draft.base, draft.name, index, frame):
                 raise LostClaim(f"version {draft.base} was reduced by another, or the job ended")

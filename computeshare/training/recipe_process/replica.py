@@ -35,6 +35,8 @@ class RecipeReplica:
         """
         self._connection, self._shared, self._layout, self._steps = connection, shared, layout, steps
         self._kept, self._measured = built.is_kept, measured
+        self._places = {number: shared.update[place] for number, place in enumerate(layout.buckets)}
+        self._places[len(layout.buckets)] = shared.new_buffers
         self.compilation = Compilation(built.compiler, built.trouble)
 
     @property
@@ -61,9 +63,8 @@ class RecipeReplica:
         """The unit with this number. Raises: Interrupted; RecipeError, and what else the recipe's process raises."""
         if not goes_on():
             raise Interrupted("the work was called off")
-        shared, where = self._shared, self._layout.buckets
-        places = {number: shared.update[place] for number, place in enumerate(where)} | {len(where): shared.new_buffers}
-        buckets = SharedBuckets(places, take, {len(where)}) if take else None
+        shared, buffers = self._shared, len(self._layout.buckets)
+        buckets = SharedBuckets(self._places, take, {buffers}) if take else None
         request = messages.Compute(unit=unit, by_bucket=take is not None)
         steps = self._steps(unit)
         told, _ = self._connection.ask(

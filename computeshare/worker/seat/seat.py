@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     LoadedJob = LoadedModel | LoadedStages
 
 LONGEST_REASON = 500
-UNKNOWN_S = 15.0
-"""How long a job may be unknown to a broker that came back empty, before it is taken to have ended."""
 """Characters of the reason for which a seat ends; the gateway refuses much longer texts."""
+UNKNOWN_S = 15.0
+"""Seconds for which a job may be unknown to a broker that came back empty, before it is taken to have ended."""
 log = structlog.get_logger()
 
 

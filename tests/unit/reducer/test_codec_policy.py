@@ -156,7 +156,7 @@ def test_replicas_take_as_many_steps_as_keep_the_link_free() -> None:
     sending = 0.9 * BOTH_WAYS / 17.5e6
     assert sending / (sending + 0.1 * choice.inner_steps) <= PLANNED
     assert sending / (sending + 0.1 * 0.7 * choice.inner_steps) > PLANNED
-    assert idle(choice.inner_steps, 2) <= IDLE
+    assert idle(choice.inner_steps, 2) <= IDLE < idle(88, 2)  # which would have sufficed
     assert "int4 up, int4 down, " in choice.reason and "140 Mbit/s" in choice.reason
     assert "depend on which" not in choice.reason and "delay" not in choice.reason
 
