@@ -9,8 +9,8 @@ again, while the worker of one stage after the other is killed by SIGKILL every 
 samples per second (goal: 85 %), the seconds from each kill to the next version, the samples missing from the ledger,
 and whether the weights are the same. `--thin`, on two workers, each behind a link of its own (Linux, root): tokens per
 second, bytes, and the share of the link that is used, of `pipeline` with each codec of activations and of `local`,
-whose workers hold the whole model. `--table`, over the same links: each strategy's tokens per second, bytes, and loss
-on the test split, after equal samples. The last line of each is a summary.
+whose workers hold the whole model. `--table`, over the same links: the same of each strategy, and its loss on the test
+split, after equal samples. The last line of each is a summary.
 """
 
 import argparse
@@ -27,7 +27,6 @@ import psutil
 from bench.links import Shape, links
 from bench.support import ours
 from bench.support.clean_exit import end_cleanly_when_asked
-from bench.support.course import Course
 from bench.support.report import Cell, Part, Table, cell, markdown
 from bench.support.wait import wait_until
 from computeshare.jobspec.spec import JobSpec
@@ -45,6 +44,7 @@ ADAMW = {"name": "AdamW", "lr": 1e-3}
 EIGHT_BITS = {"up": "int8", "down": "int8"}
 FAULTS_MINUTES, THIN_MINUTES = 10.0, 3.0
 ENDLESS = {"rounds": 1_000_000}
+USED, LOSS = ("link used up, %", "down, %", "computing, %"), "test loss, nats per token"
 
 
 def data_dir() -> Path:
@@ -152,10 +152,13 @@ class Killer:
         print(json.dumps({"recovered_s": round(self.recovery[-1], 2)}), flush=True)
 
 
-def used(course: Course, rate_mbit: float) -> list[Cell]:
-    """The share of a worker's link that is used up and down, in percent."""
+def used(found: ours.Trained, plane: ours.Plane, rate_mbit: float) -> list[Cell]:
+    """Percent of a worker's link that is used up and down, and of its time that it computes."""
+    course = found.course
     way_s = (8e-6 * moved * course.rounds_per_s / WORKERS for moved in course.bytes_per_round)
-    return [100 * mbit / rate_mbit for mbit in way_s]
+    stages = plane.client.stages(found.job["id"])
+    busy = [one["busy"] for one in stages if one["busy"] is not None] or [*found.busy.values()]
+    return [*(100 * mbit / rate_mbit for mbit in way_s), 100 * statistics.fmean(busy)]
 
 
 def thin(options: argparse.Namespace) -> Part:
@@ -167,13 +170,12 @@ def thin(options: argparse.Namespace) -> Part:
     with _planes_behind_links(options) as plane:
         for name, document in runs.items():
             found = ours.train(plane, document | ENDLESS, 60 * (options.minutes or THIN_MINUTES), scored=False)
-            course, stages = found.course, plane.client.stages(found.job["id"])
+            course = found.course
             tokens = BLOCK * course.samples_per_s
             each = (moved * course.rounds_per_s / tokens / WORKERS for moved in course.bytes_per_round)
-            busy = [one["busy"] for one in stages if one["busy"] is not None] or [*found.busy.values()]
-            rows.append([name, tokens, *each, *used(course, options.rate), 100 * statistics.fmean(busy)])
+            rows.append([name, tokens, *each, *used(found, plane, options.rate)])
             print(json.dumps(dict(zip(("run", "tokens_per_s"), rows[-1][:2], strict=True))), flush=True)
-    columns = ("run", "tokens/s", "bytes up a token and worker", "down", "link used up, %", "down, %", "computing, %")
+    columns = ("run", "tokens/s", "bytes up a token and worker", "down", *USED)
     rates = ", ".join(f"{row[0]}: {cell(row[1])} tokens/s, {cell(max(row[4:6]))} % of the link" for row in rows)  # type: ignore[type-var]
     return Part([Table(_over(options), columns, rows, f"Over {options.rate:g} Mbit/s: {rates}")])
 
@@ -191,9 +193,10 @@ def table(options: argparse.Namespace) -> Part:
             last, losses = found.course.points[-1], plane.client.metrics(found.job["id"])["test_loss"]
             each = (moved / WORKERS / 1e6 for moved in (last.bytes_up, last.bytes_down))
             tokens_per_s = BLOCK * found.course.samples_per_s
-            rows.append([name, last.samples, tokens_per_s, *each, losses[-1]["value"]])
+            share = used(found, plane, options.rate)
+            rows.append([name, last.samples, tokens_per_s, *each, *share, losses[-1]["value"]])
             print(json.dumps({"run": name, "tokens_per_s": tokens_per_s, "loss": rows[-1][-1]}), flush=True)
-    columns = ("strategy", "samples", "tokens/s", "MB up a worker", "MB down a worker", "test loss, nats per token")
+    columns = ("strategy", "samples", "tokens/s", "MB up a worker", "MB down a worker", *USED, LOSS)
     fastest = max(rows, key=lambda row: row[2])  # type: ignore[arg-type, return-value]
     told = ", ".join(f"{row[0]} {cell(row[2])} tokens/s to a loss of {cell(row[5])}" for row in rows)
     return Part([Table(_over(options), columns, rows, f"Fastest: {fastest[0]}. {told}")])

@@ -7,16 +7,25 @@ nanoGPT's setting for a CPU: tinyshakespeare, 12 windows of 64 characters a step
 so that each makes as many steps as the loop, and by `local` with 12, so that each makes half as many. Prints the loss
 on the test split in nats, and seconds of training. A job's time begins when its first worker joins. Needs root, for
 the links.
+
+The workers, the reducer and the broker share this machine's cores, which the loop has for itself. With `--half-cores` a
+machine is half of one core: the loop shares a core with a second loop, which is not measured, and the workers share it
+with each other; all else runs on the other cores.
 """
 
 import argparse
+import contextlib
 import json
 import math
+import multiprocessing
+import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from bench.links import NoLinks, Shape, links
@@ -25,6 +34,7 @@ from bench.support import ours
 from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.report import Cell, Part, Table, markdown
 from bench.thin_cases import WORKERS, codec
+from computeshare.runtime.processes import exit_with_parent
 from computeshare.settings import Settings
 from computeshare.tasks.metrics import score
 from computeshare.tasks.modules import weights_of
@@ -55,7 +65,7 @@ OURS = {
     "local of 25, lowrank8": local(25, codec("lowrank8")),
     "local of 50, int4": local(50, codec("int4")),
     "local of 50, lowrank8": local(50, codec("lowrank8")),
-    "local of 50, int4, delay": local(50, codec("int4"), outer=(0.5, 0.3), delay=1),
+    "local of 50, int4, delay": local(50, codec("int4"), outer=(0.6, 0), delay=1),
 }
 
 
@@ -88,16 +98,57 @@ def plain(lr: float, samples: int, data: Path) -> tuple[float, float]:
     return score(judge, weights_of(module, instance.layout)).loss, seconds
 
 
+CORE = 0
+"""The core that two machines share with `--half-cores`."""
+
+
+def _neighbour(samples: int, data: Path, begun: Any) -> None:
+    """In a process of its own: compute what the loop computes, on the same core, until it is killed."""
+    exit_with_parent()
+    torch.set_num_threads(1)
+    begun.set()
+    while True:
+        plain(1e-3, samples, data)
+
+
+@contextlib.contextmanager
+def _half_a_core(samples: int, data: Path) -> Iterator[None]:
+    """Share a core with a second loop until the end of the block."""
+    before, context = os.sched_getaffinity(0), multiprocessing.get_context("spawn")
+    os.sched_setaffinity(0, {CORE})
+    begun = context.Event()
+    neighbour = context.Process(target=_neighbour, args=(samples, data, begun), daemon=True)
+    neighbour.start()
+    try:
+        begun.wait(60)
+        yield
+    finally:
+        neighbour.kill()
+        neighbour.join()
+        os.sched_setaffinity(0, before)
+
+
+def _share_a_core(plane: ours.Plane) -> None:
+    """Keep the workers to one core, and all that runs besides to the others."""
+    others = os.sched_getaffinity(0) - {CORE}
+    for role, pids in plane.pids().items():
+        for thread in (thread.id for pid in pids for thread in psutil.Process(pid).threads()):
+            os.sched_setaffinity(thread, {CORE} if role == "worker" else others)
+
+
 def compare(options: argparse.Namespace, data: Path) -> Part:
     """Train with the loop and with each of `ours`. Raises NoLinks."""
     torch.set_num_threads(1)
     loops = []
     for lr in options.rates:
-        loops.append((*plain(lr, options.samples, data), f"one machine, plain loop, rate {lr:g}"))
+        with _half_a_core(options.samples, data) if options.half_cores else contextlib.nullcontext():
+            loops.append((*plain(lr, options.samples, data), f"one machine, plain loop, rate {lr:g}"))
         print("{2}: {0:.4f} nats, {1:.1f} s".format(*loops[-1]), file=sys.stderr, flush=True)
     least, longest, _ = min(loops)
     rows: list[list[Cell]] = [[name, loss, loss - least, seconds, seconds / longest] for loss, seconds, name in loops]
     with links(WORKERS, Shape(options.rate)) as over, ours.plane(WORKERS, data, over) as plane:
+        if options.half_cores:
+            _share_a_core(plane)
         for name, fields in (options.ours or OURS).items():
             strategy = fields["strategy"]
             steps = strategy.get("inner_steps") or strategy["every"]
@@ -121,6 +172,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 2e-3], help="of the loop's optimizer")
     parser.add_argument("--ours", type=json.loads, help="fields of JobSpecs by name, as JSON")
+    parser.add_argument("--half-cores", action="store_true", help="a machine is half of a core")
     options = parser.parse_args()
     end_cleanly_when_asked()
     print(markdown(compare(options, Settings().data_dir)))

@@ -12,8 +12,8 @@ from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND, Con
 from computeshare.strategies.robust import RobustStrategy
 from computeshare.types import Vector
 
-DELAYED = {"outer_lr": 0.5, "outer_momentum": 0.3}
-"""The default outer step with a delay."""
+DELAYED = {"outer_lr": 0.6, "outer_momentum": 0.0}
+"""The default outer step with a delay. Momentum would repeat updates that the next ones, a round late, do not know of."""
 ADAMW: dict[str, Any] = {"name": "AdamW", "lr": 1e-3}
 """The default optimizer of a replica's own steps."""
 
@@ -57,10 +57,10 @@ class LocalStrategy(RobustStrategy):
         description="for the inner steps; if it uses momentum, set outer_momentum to 0 or use small learning rates",
     )
     outer_lr: Annotated[float, Control(ROUND, None)] = Field(
-        0.7, gt=0, le=1000, title="Outer learning rate", description="default with a delay: 0.5"
+        0.7, gt=0, le=1000, title="Outer learning rate", description="default with a delay: 0.6"
     )
     outer_momentum: Annotated[float, Control(ROUND, None)] = Field(
-        0.9, ge=0, lt=1, title="Outer momentum", description="Nesterov momentum; 0: none; default with a delay: 0.3"
+        0.9, ge=0, lt=1, title="Outer momentum", description="Nesterov momentum; 0: none; default with a delay: 0"
     )
     delay: Delay = 0
     inner_state: Literal["restart", "kept"] = Field(

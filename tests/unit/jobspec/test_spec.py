@@ -430,17 +430,17 @@ def test_with_a_delay_an_outer_step_that_does_not_settle_is_refused(lr: float, m
         velocity = momentum * velocity + before
         x, before = x - lr * (before + momentum * velocity), x
     assert (abs(x) + abs(before) < 0.1) == settles
-    with nullcontext() if settles else pytest.raises(ValidationError, match=r"do not settle: set outer_lr to 0\.5"):
+    with nullcontext() if settles else pytest.raises(ValidationError, match=r"do not settle: set outer_lr to 0\.6"):
         assert local({**outer, "delay": 1})
 
 
 def test_the_outer_steps_defaults_are_others_with_a_delay() -> None:
     delayed = local({"delay": 1}).strategy
-    assert isinstance(delayed, LocalStrategy) and (delayed.outer_lr, delayed.outer_momentum) == (0.5, 0.3)
+    assert isinstance(delayed, LocalStrategy) and (delayed.outer_lr, delayed.outer_momentum) == (0.6, 0)
     again = JobSpec.model_validate_json(local({"delay": 1}).model_dump_json()).strategy
     assert again == delayed
-    changed = local({"delay": 1, "outer_lr": 0.6}).strategy
-    assert isinstance(changed, LocalStrategy) and (changed.outer_lr, changed.outer_momentum) == (0.6, 0.3)
+    changed = local({"delay": 1, "outer_lr": 0.7}).strategy
+    assert isinstance(changed, LocalStrategy) and (changed.outer_lr, changed.outer_momentum) == (0.7, 0)
 
 
 def test_a_delay_and_a_quorum_exclude_each_other() -> None:
