@@ -6,10 +6,10 @@
 
 All take turns on the same model, data and links, with two workers or ranks of one thread each. Peers get one
 micro-batch for each rank and round; a case's `ours`, or `--ours`, holds JobSpec fields that differ for ComputeShare, by
-name. Each measurement ends after `--limit` seconds, so that only a few of the slow rounds are measured. A case with an
-accuracy compares accuracy after equal samples, and the time to it; where that would take hours over the link, a peer's
-accuracy comes from a run without a link. The time never includes scoring. `--plot` measures at rates from 2 to 1,000
-Mbit/s, or at those given, in place of the case's.
+name, of which `--only` selects some. Each measurement ends after `--limit` seconds, so that only a few of the slow
+rounds are measured. A case with an accuracy compares accuracy after equal samples, and the time to it; where that would
+take hours over the link, a peer's accuracy comes from a run without a link. The time never includes scoring. `--plot`
+measures at rates from 2 to 1,000 Mbit/s, or at those given, in place of the case's.
 """
 
 import argparse
@@ -260,6 +260,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5, help="runs of each system, in turns")
     parser.add_argument("--plot", nargs="*", type=float, metavar="MBIT", help="measure at these rates, or at nine")
     parser.add_argument("--ours", type=json.loads, help="fields of JobSpecs by name, as JSON, in place of the case's")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="of the configurations of ComputeShare, these alone")
     parser.add_argument("--peers", nargs="+", choices=METHODS, help="in place of the case's")
     parser.add_argument("--rate", type=float, help="Mbit/s, in place of the case's")
     parser.add_argument("--rtt", type=float, help="milliseconds, in place of the case's")
@@ -289,9 +290,10 @@ def _parts(name: str, case: Case, options: argparse.Namespace) -> Iterator[Part]
 
 def _changed(case: Case, options: argparse.Namespace) -> Case:
     shape = {"rate_mbit": options.rate, "rtt_ms": options.rtt}
+    ours = options.ours or case.ours
     given = {
         "shape": replace(case.shape, **_set(shape)),
-        "ours": options.ours,
+        "ours": {name: ours[name] for name in options.only or ours},
         "peers": options.peers,
         "limit_s": options.limit,
         "peer_limit_s": options.limit,

@@ -45,8 +45,10 @@ def local(inner_steps: int, lr: float, codecs: Mapping[str, Any] = DIFFERENCES, 
 
 Ours = Mapping[str, Mapping[str, Any]]
 """JobSpec fields by name of a configuration."""
+INT8: Ours = {"sync, int8": DIFFERENCES}
 AUTO: Ours = {"local, auto": local(20, 0.02, {"codec": "auto"})}
 CHOICES: Ours = {
+    **INT8,
     "sync, lowrank4": codec("lowrank4"),
     "sync, lowrank4, delay": codec("lowrank4") | {"strategy": {"delay": 1}},
     "sync, lowrank2, delay": codec("lowrank2") | {"strategy": {"delay": 1}},
@@ -82,12 +84,11 @@ class Case:
 
 
 _SIMPLENET: dict[str, Any] = {"model": "simplenet"}
-_INT8: Ours = {"sync, int8": DIFFERENCES}
 CASES: dict[str, Case] = {
-    "simplenet-20mbit": Case(Shape(20), _SIMPLENET, _INT8, limit_s=20),
+    "simplenet-20mbit": Case(Shape(20), _SIMPLENET, INT8, limit_s=20),
     "simplenet-20mbit-topk": Case(Shape(20), _SIMPLENET, {"sync, topk": codec("topk")}, limit_s=20),
-    "simplenet-20mbit-20ms": Case(Shape(20, 20), _SIMPLENET, _INT8, limit_s=20),
-    "simplenet-5mbit": Case(Shape(5), _SIMPLENET, _INT8, limit_s=30),
+    "simplenet-20mbit-20ms": Case(Shape(20, 20), _SIMPLENET, INT8, limit_s=20),
+    "simplenet-5mbit": Case(Shape(5), _SIMPLENET, INT8, limit_s=30),
     "resnet18-100mbit": Case(Shape(100), RESNET, CHOICES, ()),
     "resnet18-20mbit": Case(Shape(20), RESNET, CHOICES, (), 90),
     "resnet18-20mbit-40ms": Case(Shape(20, 40), RESNET, CHOICES, (), 90),

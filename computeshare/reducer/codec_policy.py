@@ -25,7 +25,7 @@ HIDDEN = 0.5
 IDLE = 0.005
 """Largest share of time that replicas may idle in an epoch's short last round, if more inner steps can lower it."""
 DELAYED_STEPS = 50
-"""The fewest inner steps with a delay: 10 were measured to cost up to 7 points of accuracy more than 50."""
+"""The fewest inner steps with a delay: 10 were measured to cost a point of accuracy more than 50."""
 MANY_STEPS = 125
 """Inner steps beyond which a delay, or error feedback, costs less accuracy than more steps."""
 MOST_STEPS = 500

@@ -13,7 +13,7 @@ from computeshare.strategies.robust import RobustStrategy
 from computeshare.types import Vector
 
 DELAYED = {"outer_lr": 0.6, "outer_momentum": 0.0}
-"""The default outer step with a delay. Momentum would repeat updates that the next ones, a round late, do not know of."""
+"""The default outer step with a delay: a momentum would go on with updates that the next ones do not know of yet."""
 ADAMW: dict[str, Any] = {"name": "AdamW", "lr": 1e-3}
 """The default optimizer of a replica's own steps."""
 

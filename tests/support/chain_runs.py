@@ -1,5 +1,6 @@
 """Jobs trained to their end by chains of workers, each a process, on a real broker."""
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from computeshare.checkpoints.store import Artifacts
 from tests.support.job_reducer import Job
 from tests.support.rounds import events
 from tests.support.stage_seats import Seat
+from tests.support.wait import wait_until
 
 ROUNDS = 5
 FIELDS: dict[str, Any] = {"micro_batch": 16, "accumulate": 4, "micro_batches_per_round": 2, "rounds": ROUNDS}
@@ -35,6 +37,12 @@ def train(job: Job, at_version: Callable[[int], None] = lambda version: None, pa
     raise AssertionError(f"the job stands at version {seen}")
 
 
+def holders(job: Job) -> set[str]:
+    """The workers that hold stages."""
+    plan: Any = job.redis.hget(job.store.keys.placement(), "plan")
+    return {held["worker"] for chain in json.loads(plan or '{"chains": []}')["chains"] for held in chain}
+
+
 def digests(job: Job) -> list[str]:
     return [event["sha256"] for event in events(job.store, "version")]
 
@@ -44,7 +52,7 @@ def losses(job: Job) -> list[float]:
 
 
 def finish(job: Job, redis_url: str, workers: int, at: Callable[..., None] | None = None, **of_seats: Any) -> None:
-    """Train a job to its end with some workers.
+    """Train a job to its end with some workers, from when each holds stages that there is room for.
 
     Args:
         at: is called with each version, the seats, and what adds a seat.
@@ -57,7 +65,10 @@ def finish(job: Job, redis_url: str, workers: int, at: Callable[..., None] | Non
 
     for _ in range(workers):
         add()
+    stages, chains = job.spec.strategy.stages, job.spec.micro_batches_per_round
+    wanted = min(workers, stages * max(1, min(workers // stages, chains)))
     try:
+        wait_until(lambda: len(holders(job)) == wanted)
         train(job, (lambda version: at(version, seats, add)) if at else lambda version: None)
     finally:
         for seat in seats:

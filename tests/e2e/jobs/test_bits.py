@@ -27,6 +27,11 @@ JOBS: dict[str, dict[str, Any]] = {
         "strategy": {"kind": "local", "inner_steps": 5, "replicas": 4, "delay": 1},
         "codec": {"up": "int8", "down": "int8"},
     },
+    "local, delay, int4": {
+        **LOCAL,
+        "strategy": {"kind": "local", "inner_steps": 5, "replicas": 4, "delay": 1},
+        "codec": {"up": "int4", "down": "int4"},
+    },
     "signsgd": {**WITHOUT_OPTIMIZER, "strategy": {"kind": "signsgd", "lr": 0.002}},
     "local, int8": {
         **LOCAL,

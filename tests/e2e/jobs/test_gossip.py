@@ -79,7 +79,7 @@ def stop_with_a_lease(
 
 
 def test_a_peer_that_dies_costs_its_unpublished_steps_alone_and_another_takes_its_place(plane: ControlPlane) -> None:
-    job_id = plane.create(**SPEC | {"epochs": 40}, **strategy(), codec={"up": "int8", "down": "float32"})
+    job_id = plane.create(**SPEC | {"epochs": 120}, **strategy(), codec={"up": "int8", "down": "float32"})
     plane.until("three workers", lambda: plane.job(job_id)["workers"] == 3)
     plane.reach(job_id, plane.job(job_id)["version"] + 10)
     run, pid = RunFile.read(plane.home / "run.json"), plane.pids("worker")[0]
@@ -92,8 +92,15 @@ def test_a_peer_that_dies_costs_its_unpublished_steps_alone_and_another_takes_it
     received: Any = redis.hgetall(JobKeys(job_id).received())
     published = {int(unit) for unit, entry in received.items() if json.loads(entry)["worker"] == victim}
     version = plane.job(job_id)["version"]
+    before = {one["id"] for one in plane.get(f"/v1/jobs/{job_id}/workers")["items"]}
     for one in family:
         one.kill()
+
+    def newcomers() -> list[dict[str, Any]]:
+        told = plane.get(f"/v1/jobs/{job_id}/workers")["items"]
+        return [one for one in told if one["id"] not in before and one["accepted"]]
+
+    plane.until("another that counts", newcomers)
     job = plane.finish(job_id)
     assert job["accuracy"] > 0.9
 
