@@ -198,7 +198,7 @@ def table(options: argparse.Namespace) -> Part:
             print(json.dumps({"run": name, "tokens_per_s": tokens_per_s, "loss": rows[-1][-1]}), flush=True)
     columns = ("strategy", "samples", "tokens/s", "MB up a worker", "MB down a worker", *USED, LOSS)
     fastest = max(rows, key=lambda row: row[2])  # type: ignore[arg-type, return-value]
-    told = ", ".join(f"{row[0]} {cell(row[2])} tokens/s to a loss of {cell(row[5])}" for row in rows)
+    told = ", ".join(f"{row[0]} {cell(row[2])} tokens/s to a loss of {cell(row[-1])}" for row in rows)
     return Part([Table(_over(options), columns, rows, f"Fastest: {fastest[0]}. {told}")])
 
 

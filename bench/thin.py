@@ -291,6 +291,8 @@ def _parts(name: str, case: Case, options: argparse.Namespace) -> Iterator[Part]
 def _changed(case: Case, options: argparse.Namespace) -> Case:
     shape = {"rate_mbit": options.rate, "rtt_ms": options.rtt}
     ours = options.ours or case.ours
+    if unknown := {*(options.only or ())} - {*ours}:
+        sys.exit(f"no such configuration: {sorted(unknown)}; there are {[*ours]}")
     given = {
         "shape": replace(case.shape, **_set(shape)),
         "ours": {name: ours[name] for name in options.only or ours},

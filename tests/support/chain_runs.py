@@ -51,11 +51,19 @@ def losses(job: Job) -> list[float]:
     return [event["loss"] for event in events(job.store, "version")]
 
 
-def finish(job: Job, redis_url: str, workers: int, at: Callable[..., None] | None = None, **of_seats: Any) -> None:
-    """Train a job to its end with some workers, from when each holds stages that there is room for.
+def finish(
+    job: Job,
+    redis_url: str,
+    workers: int,
+    at: Callable[..., None] | None = None,
+    holding: int | None = None,
+    **of_seats: Any,
+) -> None:
+    """Train a job to its end with some workers.
 
     Args:
         at: is called with each version, the seats, and what adds a seat.
+        holding: the number of workers that hold stages from the first round on; None: all.
         of_seats: as of `Seat`.
     """
     seats: list[Seat] = []
@@ -65,10 +73,8 @@ def finish(job: Job, redis_url: str, workers: int, at: Callable[..., None] | Non
 
     for _ in range(workers):
         add()
-    stages, chains = job.spec.strategy.stages, job.spec.micro_batches_per_round
-    wanted = min(workers, stages * max(1, min(workers // stages, chains)))
     try:
-        wait_until(lambda: len(holders(job)) == wanted)
+        wait_until(lambda: len(holders(job)) >= (holding or workers))
         train(job, (lambda version: at(version, seats, add)) if at else lambda version: None)
     finally:
         for seat in seats:

@@ -210,7 +210,7 @@ def test_an_outer_step_that_does_not_settle_with_a_delay_is_replaced() -> None:
     plain = sync(strategy={"kind": "local", "replicas": 2, "outer_lr": 1, "outer_momentum": 0})
     outer = [plain.chosen(CodecSpec(), 50, delay=delay).strategy.model_dump() for delay in (0, 1)]
     assert [(one["outer_lr"], one["outer_momentum"]) for one in outer] == [(1, 0), (0.6, 0)]
-    told = "; outer_lr 0.6, since its own do not settle with a delay"
+    told = "; outer_lr 0.6, since the job's own outer step does not settle with a delay"
     assert told in chosen_for(plain, [measured(40)] * 2)["reason"]
     assert "settle" not in chosen_for(plain, [measured(1000)] * 2)["reason"]
 
