@@ -20,7 +20,7 @@ Outcome = Literal["asked", "confirmed", "alone", "late"]
 log = structlog.get_logger()
 
 VAIN = 0.02
-"""Share of a machine's units that are computed again though they were right; one more is allowed."""
+"""Share of a machine's units that are computed again though they were right; those of one round more are allowed."""
 LATE = 3
 """Units of a machine whose copy never came, after which a round does not wait for copies of its units any more."""
 RENEWED_MS = 30_000
@@ -31,9 +31,9 @@ class Suspicions:
     """Asks another machine of the same kind for a copy of each update that is far longer than the others of its round,
     or points away from them. `Audits` compares both: a wrong update is replaced before the round is committed.
 
-    In a round, less than half of the units are asked for. Of a machine whose updates were right, at most 2 % and one
-    more are; none once three copies never came, or if no other machine of its kind is there. What is not asked for
-    counts as `combine` has it.
+    In a round, less than half of the units are asked for. Of a machine whose updates were right, at most 2 % and those
+    of one round more are; none once three copies never came, or if no other machine of its kind is there. What is not
+    asked for counts as `combine` has it.
     """
 
     def __init__(self, session: ReducerSession, gatherer: Gatherer) -> None:
