@@ -24,6 +24,7 @@ from computeshare.tasks.metrics import score as score_of
 from computeshare.tasks.registry import task_of
 from tests.support.evaluated_job import save, save_average, save_module
 from tests.support.rounds import events
+from tests.support.wait import wait_until
 
 
 @pytest.fixture
@@ -182,6 +183,7 @@ def test_an_evaluator_at_work_keeps_its_claim_and_is_seen(
         while time.monotonic() < deadline or len(tries) < 4:
             tries.append(other._turn())
             time.sleep(0.05)
+        wait_until(lambda: store.redis.exists(EVALUATOR))  # nobody renews it once the evaluator is to stop
         evaluator.stop.set()
         return judged(self, *arguments)
 
@@ -189,7 +191,6 @@ def test_an_evaluator_at_work_keeps_its_claim_and_is_seen(
     evaluator.run()
     assert not any(tries)
     assert len(events(store, "scored")) == 1 and artifacts.score(token) is not None
-    assert store.redis.exists(EVALUATOR)
     store.purge()
 
 
