@@ -85,8 +85,13 @@ class Seat:
         self._process: Any = PROCESSES.Process(target=hold, args=(url, job_id, worker, data, build), daemon=True)
         self._process.start()
 
+    @property
+    def is_alive(self) -> bool:
+        alive: bool = self._process.is_alive()
+        return alive
+
     def leave(self) -> None:
-        if self._process.is_alive():
+        if self.is_alive:
             self._process.terminate()
             self._process.join(20)
 
