@@ -24,7 +24,7 @@ from computeshare.up.embedded_broker import free_port
 
 START_S = 600.0
 """Time limit until the ranks begin to train: before, they send all weights once, minutes over a thin link."""
-EXTENSIONS = 29
+EXTENSIONS = 9
 """How often a time limit is extended by as much again, until there are two versions to tell a rate from."""
 TELL_S = 0.25
 """Seconds between reports of rank 0: seldom, so that the reader of the reports does not compete for CPU time."""

@@ -207,8 +207,9 @@ def sweep(name: str, case: Case, rates: Sequence[float], runs: int, data_dir: Pa
     by_rate: dict[float, ByLabel] = {}
     for rate in rates:
         print(f"{rate:g} Mbit/s", file=sys.stderr, flush=True)
-        limit_s = case.limit_s * max(1.0, LIMITED_MBIT / rate)
-        shaped = replace(case, shape=replace(case.shape, rate_mbit=rate), limit_s=limit_s)
+        slower, shape = max(1.0, LIMITED_MBIT / rate), replace(case.shape, rate_mbit=rate)
+        limit_s, peer_limit_s = slower * case.limit_s, slower * case.peer_limit_s
+        shaped = replace(case, shape=shape, limit_s=limit_s, peer_limit_s=peer_limit_s)
         found = compare(shaped, runs, data_dir)
         by_rate[rate] = {f"ComputeShare: {label}": each for label, each in found.ours.items()} | {**found.peers}
         yield _swept(name, by_rate, runs)
@@ -271,8 +272,8 @@ def main() -> None:
     options = parser.parse_args()
     end_cleanly_when_asked()
     told: list[Part] = []
-    for name in options.case or CASES:
-        for part in _parts(name, _changed(CASES[name], options), options):
+    for name, case in {name: _changed(CASES[name], options) for name in options.case or CASES}.items():
+        for part in _parts(name, case, options):
             if options.json:
                 merged([*told, part]).save(options.json)
         print(markdown(part), flush=True)

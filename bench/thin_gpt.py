@@ -45,12 +45,10 @@ GOALS = {"loss": 0.05, "time": 0.6}
 """How much the loss may be above the loop's, in nats, and the share of the loop's time."""
 
 
-def local(
-    inner_steps: int, codecs: dict[str, Any], lr: float = 2e-3, outer: tuple[float, float] = (0.7, 0.8), delay: int = 0
-) -> dict[str, Any]:
-    """JobSpec fields for strategy `local` with so many steps a round."""
+def local(inner_steps: int, codecs: dict[str, Any], lr: float = 2e-3, delay: int = 0) -> dict[str, Any]:
+    """JobSpec fields for strategy `local` with so many steps a round; with a delay, its default outer step."""
     strategy = {"kind": "local", "inner_steps": inner_steps, "replicas": WORKERS, "delay": delay}
-    strategy |= {"inner_optimizer": ADAMW | {"lr": lr}, "outer_lr": outer[0], "outer_momentum": outer[1]}
+    strategy |= {"inner_optimizer": ADAMW | {"lr": lr}, **({} if delay else {"outer_lr": 0.7, "outer_momentum": 0.8})}
     return {"strategy": strategy, **codecs}
 
 
@@ -65,7 +63,7 @@ OURS = {
     "local of 25, lowrank8": local(25, codec("lowrank8")),
     "local of 50, int4": local(50, codec("int4")),
     "local of 50, lowrank8": local(50, codec("lowrank8")),
-    "local of 50, int4, delay": local(50, codec("int4"), outer=(0.6, 0), delay=1),
+    "local of 50, int4, delay": local(50, codec("int4"), delay=1),
 }
 
 
@@ -120,7 +118,8 @@ def _half_a_core(samples: int, data: Path) -> Iterator[None]:
     neighbour = context.Process(target=_neighbour, args=(samples, data, begun), daemon=True)
     neighbour.start()
     try:
-        begun.wait(60)
+        if not begun.wait(60):
+            raise RuntimeError("the second loop did not begin within 60 s")
         yield
     finally:
         neighbour.kill()

@@ -1,6 +1,5 @@
 """Jobs trained to their end by chains of workers, each a process, on a real broker."""
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,6 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from computeshare.checkpoints.store import Artifacts
+from computeshare.pipeline.chains.placement import Placement
 from tests.support.job_reducer import Job
 from tests.support.rounds import events
 from tests.support.stage_seats import Seat
@@ -40,7 +40,11 @@ def train(job: Job, at_version: Callable[[int], None] = lambda version: None, pa
 def holders(job: Job) -> set[str]:
     """The workers that hold stages."""
     plan: Any = job.redis.hget(job.store.keys.placement(), "plan")
-    return {held["worker"] for chain in json.loads(plan or '{"chains": []}')["chains"] for held in chain}
+    staging = job.spec.strategy.staging
+    assert staging
+    placement = Placement.parse(0, plan or b"", staging.stages)
+    assert placement
+    return {held.worker for chain in placement.chains for held in chain}
 
 
 def digests(job: Job) -> list[str]:
