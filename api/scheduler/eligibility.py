@@ -152,20 +152,25 @@ def _lacking(connection: Connection, workers: Sequence[WorkerInfo]) -> tuple[dic
 
 
 def _outside(connection: Connection, workers: Sequence[WorkerInfo]) -> dict[Pair, str]:
-    """Workers of invited machines, in jobs whose model is spread over workers: the gateway carries no values between
-    stages.
+    """Workers of invited machines, in jobs of their queues whose model is spread over workers: the gateway carries no
+    values between stages.
     """
     invited = admitted_machines(connection)
     there = [worker for worker in workers if machine_of(worker.id) in invited]
     if not there:
         return {}
-    rows = connection.execute(select(JOB.c.id, JOB.c.spec).where(JOB.c.status.in_(ACTIVE))).all()
-    jobs = [row.id for row in rows if stored(row.spec).staging]
+    rows = connection.execute(select(JOB.c.id, JOB.c.queue, JOB.c.spec).where(JOB.c.status.in_(ACTIVE))).all()
+    jobs = [(row.id, row.queue) for row in rows if stored(row.spec).staging]
     why = (
         "machines that joined by an invite hold no stages of a model. Start the machine's worker with the broker's "
         "address (--redis-url), or choose another strategy"
     )
-    return {(job, one.id): f"{one.name or one.id} cannot take part: {why}" for job in jobs for one in there}
+    return {
+        (job, one.id): f"{one.name or one.id} cannot take part: {why}"
+        for job, queue in jobs
+        for one in there
+        if queue in one.queues
+    }
 
 
 def _unfit(connection: Connection, names: Mapping[str, str]) -> dict[Pair, str]:
@@ -180,13 +185,13 @@ def _unfit(connection: Connection, names: Mapping[str, str]) -> dict[Pair, str]:
 
 
 def _too_small(connection: Connection, workers: Sequence[WorkerInfo]) -> dict[Pair, str]:
-    """Workers whose memory limit is below a job's need: the need measured on a device of the same type, or else the
-    estimate's lower bound.
+    """Workers whose memory limit is below the need of a job of their queues: the need measured on a device of the same
+    type, or else the estimate's lower bound.
     """
     limited = [worker for worker in workers if worker.max_memory_bytes]
     if not limited:
         return {}
-    jobs = connection.execute(select(JOB.c.id, JOB.c.spec).where(JOB.c.status.in_(ACTIVE))).all()
+    jobs = connection.execute(select(JOB.c.id, JOB.c.queue, JOB.c.spec).where(JOB.c.status.in_(ACTIVE))).all()
     measured: dict[tuple[str, str], int] = {}
     query = select(WORKER.c.job_id, WORKER.c.device, func.max(WORKER.c.memory_bytes)).join(
         JOB, JOB.c.id == WORKER.c.job_id
@@ -198,7 +203,7 @@ def _too_small(connection: Connection, workers: Sequence[WorkerInfo]) -> dict[Pa
     found = {}
     for job in jobs:
         document = json.dumps(job.spec)
-        for worker in limited:
+        for worker in (one for one in limited if job.queue in one.queues):
             kind = device_type(worker.device)
             taken = None if stored(job.spec).staging else measured.get((job.id, kind))  # other workers' stages differ
             room = worker.max_memory_bytes

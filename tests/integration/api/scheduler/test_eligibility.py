@@ -225,6 +225,16 @@ def test_a_job_that_takes_more_than_a_worker_allows_gets_no_seat_there_before_an
     assert [seat.worker for seat in seats(database)] == ["cafecafecafe"]
 
 
+def test_a_worker_of_another_queue_is_not_named_though_it_allows_too_little(
+    stage: Stage, redis: Redis, queue: str, attended: Callable[[], str], jobs: Jobs, fleet: Fleet
+) -> None:
+    job, elsewhere = attended(), online(redis, f"{queue}-other", max_memory_bytes=400_000_000)
+    stage.dispatcher.step(redis)
+    assert elsewhere not in str(jobs.show(job).reason)
+    (found,) = [one for one in fleet.workers().items if one.id == elsewhere]
+    assert not any(job in text for text in found.left_out)
+
+
 def test_what_was_measured_on_a_device_of_the_same_kind_decides(
     stage: Stage, redis: Redis, queue: str, create: Callable[..., str], jobs: Jobs, database: Database
 ) -> None:
