@@ -249,6 +249,10 @@ class JobKeys:
         """
         return self._key("offers")
 
+    def early_offers(self) -> str:
+        """hash: as `offers`, of the next round, whose units are computed meanwhile in a job with a delay."""
+        return self._key("early_offers")
+
     def draft(self, name: str) -> str:
         """hash: parts of the next version, made before the round is complete; the commit turns it into `weights` or
         `delta`, and notes its name, 32 random hex digits, in the round; expires.

@@ -285,7 +285,8 @@ class ReducerSession(RoundStore):
         k = self.keys
         token: Any = str(state.token) if state else self.redis.hget(k.round(), "token")
         dropped = [k.leases(), k.backups(), k.received(), k.free(), k.suspects(), k.full(), k.recent(), k.chain()]
-        dropped += [k.audits(), k.copies(), k.disputes(), k.peers(), k.early(), k.offers(), k.drafts(), k.steps()]
+        dropped += [k.audits(), k.copies(), k.disputes(), k.peers(), k.early(), k.offers(), k.early_offers()]
+        dropped += [k.drafts(), k.steps()]
         there = (bytes(key).decode() for key in self.redis.scan_iter(k.pattern(), count=1000))
         dropped += [key for key in there if key.startswith(k.messages())]
         return bool(self.scripts.call("discard", k, token=token or "", fence=self.fence, dropped_keys=dropped))

@@ -238,13 +238,17 @@ class WorkerSession:
         message = [{**early, **dict(zip(missing, found, strict=True))}[part] for part in range(parts)]
         return None if None in message else message, rest
 
-    def read_weights(self, token: str, parts: int, into: Sequence[Blob] | None = None) -> list[Blob] | None:
+    def read_weights(
+        self, token: str, parts: int, into: Sequence[Blob] | None = None, draft: Draft = NO_DRAFT
+    ) -> list[Blob] | None:
         """As `pull`, without a lease."""
-        return self._channel.read(self.keys.weights(token), parts, into)[0]
+        return self._read(self.keys.weights(token), token, parts, into, draft)[0]
 
-    def read_since(self, loaded: str, token: str, parts: int, into: Sequence[Blob] | None = None) -> Pulled | None:
+    def read_since(
+        self, loaded: str, token: str, parts: int, into: Sequence[Blob] | None = None, draft: Draft = NO_DRAFT
+    ) -> Pulled | None:
         """As `follow`, without a lease."""
-        return self._follow(loaded, token, parts, into, [])[0]
+        return self._follow(loaded, token, parts, into, [], draft)[0]
 
     def _follow(
         self,

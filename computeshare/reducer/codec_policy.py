@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from computeshare.codecs.measured_link import MeasuredLink
 from computeshare.codecs.registry import CODECS, PAIRS
 from computeshare.jobspec.spec import CodecSpec, JobSpec
+from computeshare.tensors.layout import BUCKET
 
 SENDING = 0.1
 """Largest share of a worker's time that sending, receiving, encoding and decoding should take."""
@@ -170,7 +171,9 @@ def _seconds(spec: JobSpec, pair: CodecSpec, one: MeasuredLink, workers: int) ->
     in_round = spec.plan.units_per_round
     units = math.ceil(in_round / workers)
     up, down = one.messages[pair.up], one.messages[pair.down]
-    link = units * up.size / one.up_bytes_per_s + down.size / one.down_bytes_per_s
+    ways = units * up.size / one.up_bytes_per_s, down.size / one.down_bytes_per_s
+    parts = math.ceil(spec.parameters / BUCKET) if spec.has_drafts else 1
+    link = max(ways) + min(ways) / parts  # parts of a draft come down while later parts go up
     own, reducing = units * up.encode_s + down.decode_s, in_round * up.decode_s + down.encode_s + down.decode_s
     return own, link + reducing, units * one.compute_s
 

@@ -305,7 +305,7 @@ class Strategy(Part):
         before they have arrived: then it may be made while other buckets are on their way.
         """
         whole = self.takes_any or self.needs_norms or self.averaging or self.staging
-        return not (whole or self.lag) and self.quorum_of(False) == 1
+        return not whole and self.quorum_of(False) == 1
 
     @property
     def needs_norms(self) -> bool:

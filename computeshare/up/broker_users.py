@@ -20,9 +20,9 @@ JOB, RQ, SEAT = JobKeys("*"), RqKeys("*"), RqSeatKeys("*")
 COMMANDS = "+@all -@admin -@dangerous -@scripting +evalsha +script|load +info"
 """Of every role. None can administer the broker, see its clients, run a script by its text, or flush everything."""
 UNITS = (
-    *(JOB.leases(), JOB.backups(), JOB.audits(), JOB.copies(), JOB.disputes(), JOB.suspects(), JOB.offers()),
-    *(JOB.received(), JOB.early(), JOB.answers(), JOB.arrivals(), JOB.speeds(), JOB.recent(), JOB.full()),
-    *(JOB.free(), JOB.staged("*"), JOB.update("*", "*")),
+    *(JOB.leases(), JOB.backups(), JOB.audits(), JOB.copies(), JOB.disputes(), JOB.suspects()),
+    *(JOB.offers(), JOB.early_offers(), JOB.received(), JOB.early(), JOB.answers(), JOB.arrivals(), JOB.speeds()),
+    *(JOB.recent(), JOB.full(), JOB.free(), JOB.staged("*"), JOB.update("*", "*")),
 )
 """Leases, and what is sent for them. A script needs the right to write each key that its caller names."""
 ROUND = (JOB.round(), JOB.versions(), JOB.events(), JOB.logs(), JOB.sessions(), JOB.peers(), JOB.peer("*"))

@@ -1,6 +1,6 @@
 -- commit.lua: publish the next version, unless the version or the fence is outdated.
--- If the next round has the same window of micro-batches, their leases and uncounted updates stay; with `delay`, leases
--- and updates for the next round do, too, and become those of the current one.
+-- If the next round has the same window of micro-batches, their leases and uncounted updates stay; with `delay`, leases,
+-- updates and offers for the next round do, too, and become those of the current one.
 -- Returns 1 if published; 0 if the version or the fence is outdated, the rounds have ended, or the broker lost the
 -- reduced updates, the state from which to repeat the steps since, or a part of the draft (nothing is changed).
 local round_key, fence_key, staged_weights_key = KEYS[1], KEYS[2], KEYS[3]
@@ -12,8 +12,8 @@ local staged_snapshot_key, snapshot_key = KEYS[18], KEYS[19] -- whole weights of
 local base_news_key, next_news_key = KEYS[20], KEYS[21] -- news of the base and of the next version
 local audits_key, copies_key, disputes_key = KEYS[22], KEYS[23], KEYS[24]
 local early_key = KEYS[25] -- what the next round has received
-local offers_key, steps_key = KEYS[26], KEYS[27]
-local outdated_keys = slice(KEYS, 28) -- snapshots, differences, and copies of carried units' updates, to delete
+local offers_key, early_offers_key, steps_key = KEYS[26], KEYS[27], KEYS[28]
+local outdated_keys = slice(KEYS, 29) -- snapshots, differences, and copies of carried units' updates, to delete
 local token, next_token, fence = ARGV[1], ARGV[2], ARGV[3] -- token: of the version from which the round started
 local next_version, next_first, next_count = ARGV[4], ARGV[5], ARGV[6] -- first micro-batch, and their number
 local event = ARGV[7] -- non-empty JSON object; `doubled` is added below
@@ -94,8 +94,10 @@ elseif delay == "1" then
   end
   redis.call("DEL", received_key)
   if redis.call("EXISTS", early_key) == 1 then redis.call("RENAME", early_key, received_key) end
+  local are_offered = redis.call("EXISTS", early_offers_key) == 1
+  if are_offered then redis.call("RENAME", early_offers_key, offers_key) end -- they may complete parts of a draft
   local is_full = redis.call("HLEN", received_key) >= tonumber(next_needed)
-  if is_full and next_total ~= "0" then redis.call("RPUSH", full_key, next_token) end
+  if (is_full or are_offered) and next_total ~= "0" then redis.call("RPUSH", full_key, next_token) end
 else
   redis.call("HSET", round_key, "cursor", "0")
   redis.call("DEL", leases_key, backups_key, received_key, free_key, suspects_key, audits_key, copies_key, disputes_key)

@@ -15,8 +15,9 @@ local arrivals_key, recent_key, audits_key, copies_key = KEYS[11], KEYS[12], KEY
 local peers_key, peer_key = KEYS[15], KEYS[16] -- peer: the worker's newest published weights
 local early_key = KEYS[17] -- what the next round has received
 local offers_key = KEYS[18] -- what is staged of updates that are not submitted yet
-local disputes_key = KEYS[19]
-local staged_keys, update_keys = slice(KEYS, 20, 2), slice(KEYS, 21, 2) -- for each micro-batch
+local early_offers_key = KEYS[19] -- likewise for the next round
+local disputes_key = KEYS[20]
+local staged_keys, update_keys = slice(KEYS, 21, 2), slice(KEYS, 22, 2) -- for each micro-batch
 local token, worker, session, nonce = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local event = ARGV[5] -- JSON object: the worker's description of the submission
 local parts = tonumber(ARGV[6]) -- number of parts of each message
@@ -192,7 +193,7 @@ for place, one in ipairs(accepted) do
     if holder and holder ~= session then overtaken[lease] = (overtaken[lease] or 0) + 1 end
     redis.call("HDEL", key, micro_batch)
   end
-  redis.call("HDEL", offers_key, micro_batch)
+  redis.call("HDEL", one[3] == early_key and early_offers_key or offers_key, micro_batch)
   redis.call("LREM", free_key, 0, micro_batch) -- it is there if the first lease was handed back before a backup arrived
   counted[#counted + 1] = micro_batch
   if now >= tonumber(opened) then redis.call("LPUSH", arrivals_key, now - opened) end -- else the clock was set back

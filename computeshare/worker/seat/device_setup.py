@@ -112,16 +112,18 @@ class LoadedModel:
             replicas = [peer]  # a worker is one peer, on its first device
         devices = _grouped(seat, replicas, computation.names, layout)
         about = kind_with(kind, devices), computation.frozen
-        if spec.strategy.overlaps:
-            inbox = WeightsReceiver(session, codecs.down, layout, kept=KEPT, built=built)
-            overlapping = overlapping_loop(seat, devices, feedback, inbox, encoder, self.memory, peer)
-            return Training(*about, overlapping.run, devices=devices)
         drafts = drafts_of(seat, layout)
+        running = (drafts,) if drafts else ()
+        if spec.strategy.overlaps:
+            inbox = WeightsReceiver(session, codecs.down, layout, None, drafts, KEPT, built)
+            about_loop = feedback, inbox, encoder, self.memory, peer
+            overlapping = overlapping_loop(seat, devices, *about_loop, offers=drafts is not None)
+            return Training(*about, overlapping.run, running, devices)
         inbox = WeightsReceiver(session, codecs.down, layout, devices.room, drafts, built=built)
         outbox, keeper = UpdateQueue(session, encoder, offers=drafts is not None), seat.keeper
         about_seat = self.memory, seat.status, seat.stop
         loop = SeatLoop(spec, session, keeper, devices, feedback, inbox, outbox, *about_seat)
-        return Training(*about, loop.run, (keeper, drafts) if drafts else (keeper,), devices)
+        return Training(*about, loop.run, (keeper, *running), devices)
 
 
 def _grouped(seat: SeatContext, replicas: Sequence[AnyReplica], names: Sequence[str], layout: Layout) -> DeviceGroup:

@@ -39,9 +39,10 @@ class WeightsReceiver:
         self._session, self._codec, self._layout = session, CODECS[codec], layout
         self.chained = self._codec.differences
         """Whether versions are published as differences from the version before."""
-        self._rooms = [weights_room(layout) for _ in range(kept)]
-        """Memory to receive versions, in turn: the first is the next to write to. Differences are added to the version
-        before, in new memory.
+        copied = self.chained or len(layout.buckets) > 1
+        self._rooms = [weights_room(layout) for _ in range(1 if copied else kept)]
+        """Memory to receive versions, in turn: the first is the next to write to. Only weights of a single bucket may
+        be views of it.
         """
         self._held: Weights | None = None
         self._token = ""
@@ -73,8 +74,7 @@ class WeightsReceiver:
         self._settle()
         if (built := self._if_built(token)) is not None:
             return built, self._session.lease(token)
-        draft = self._drafts.take() if self._drafts else NO_DRAFT
-        self.bytes += draft.bytes
+        draft = self._taken()
         if not self.chained:
             message, grant = self._session.pull(token, self.parts, self._rooms[0], draft)
             return None if message is None else self._whole(token, message, draft), grant
@@ -95,12 +95,12 @@ class WeightsReceiver:
         self._settle()
         if (built := self._if_built(token)) is not None:
             return built
-        weights: Weights | None = None
+        weights, draft = None, self._taken()
         if self.chained:
-            if pulled := session.read_since(self._token, token, self.parts, self._rooms[0]):
-                weights = self._followed(token, pulled)
-        elif message := session.read_weights(token, self.parts, self._rooms[0]):
-            weights = self._whole(token, message)
+            if pulled := session.read_since(self._token, token, self.parts, self._rooms[0], draft):
+                weights = self._followed(token, pulled, draft)
+        elif message := session.read_weights(token, self.parts, self._rooms[0], draft):
+            weights = self._whole(token, message, draft)
         if weights is not None and not self.is_right():
             self.forget()
             raise CodecError("they do not match its digest")
@@ -123,6 +123,12 @@ class WeightsReceiver:
     def forget(self) -> None:
         """Discard the last weights as damaged: the next version starts from a whole snapshot."""
         self._held, self._token, self._digest = None, "", None
+
+    def _taken(self) -> Draft:
+        """What was read of the next version; nothing else is read until `look_out`."""
+        draft = self._drafts.take() if self._drafts else NO_DRAFT
+        self.bytes += draft.bytes
+        return draft
 
     def _if_built(self, token: str) -> Weights | None:
         """Version 0's weights, if that is the version and this machine has built the same: in all jobs but forks."""

@@ -17,7 +17,7 @@ from computeshare.tensors import layout
 from computeshare.worker.seat.drafts.draft_reader import DraftReader
 from computeshare.worker.seat.weights_receiver import WeightsReceiver
 from tests.support.drafts import Follower, Sending, follow, leased
-from tests.support.job_reducer import ADAM, Job, spec_of
+from tests.support.job_reducer import ADAM, Job, Worker, spec_of
 from tests.support.wait import wait_until
 
 MOMENTUM = {"name": "SGD", "lr": 0.05, "momentum": 0.9}
@@ -94,7 +94,6 @@ def test_a_version_is_the_same_bits_whether_it_was_drafted_or_not(name: str, sta
         {"clip_norm": 1.0},
         {"strategy": {"kind": "sync", "max_norm": 1.0}},
         {"strategy": {"kind": "sync", "quorum": 0.5}},
-        {"strategy": {"kind": "sync", "delay": 1}},
         {"strategy": {"kind": "async"}},
         {"optimizer": {"name": "Adafactor", "lr": 0.01}},
     ],
@@ -102,6 +101,36 @@ def test_a_version_is_the_same_bits_whether_it_was_drafted_or_not(name: str, sta
 def test_what_depends_on_the_whole_round_is_not_drafted(fields: dict[str, Any]) -> None:
     spec = spec_of(**fields)
     assert not spec.has_drafts and spec_of().has_drafts
+
+
+@pytest.mark.parametrize("kind", ["sync", "local"])
+def test_with_a_delay_a_round_is_drafted_of_what_was_offered_before_it_began(
+    kind: str, start: Callable[..., Job]
+) -> None:
+    """Each update is offered as a whole while the round before is open, and submitted once that is over."""
+    fields = JOBS["int8" if kind == "sync" else "local"]
+    fields = {**fields, "strategy": {**fields.get("strategy", {"kind": "sync"}), "delay": 1}}
+    whole, early = start(**fields), start(**fields)
+    expected, hand = Worker(follow(whole, "solo")).finish(whole), follow(early, "a")
+    parts = range(len(hand.layout.buckets) + 1)
+    waiting, made = list[Sending](), 0
+    while (state := early.store.read()) and state.status == "running":
+        while (grant := hand.session.lease("")).answer == "leased":
+            weights = hand.inbox.fetch(hand.session, grant.token)
+            assert weights is not None
+            hand.replica.load(weights)
+            waiting.append(Sending(hand, grant))
+            waiting[-1].offer(*parts)
+        early.reducer.advance()
+        told = [name for token, name, _ in hand.session.drafted(1) if token == str(state.token)]
+        assert len(told) == len(hand.layout.buckets) + 2, "all of it, before anything is submitted"
+        for sending in [one for one in waiting if min(one.messages) in state.units]:
+            waiting.remove(sending)
+            assert sending.submit() == "accepted"
+        early.reducer.advance()
+        made += draft_of(early) == told[0]
+    early.reducer.close()
+    assert early.digest() == expected and made == early.spec.rounds_total
 
 
 def test_a_bucket_is_made_once_every_update_of_the_round_has_it(start: Callable[..., Job]) -> None:

@@ -65,17 +65,19 @@ LINKS = (2, 5, 10, 20, 50, 100, 200, 500, 1000)
 """In Mbit/s."""
 SYNC = {
     "lenet5": "1/1 1/1 1/1 1/1 2/2 4/4 8/8 8/i4 i4/8",
-    "resnet18": "1/1 1/1 1/1 1/1 1/1 1/1 1/1 2/2 4/4",
+    "resnet18": "1/1 1/1 1/1 1/1 1/1 1/1 1/1 4/4 8/8",
     "resnet18 on a GPU": "1/1 1/1 1/1 1/1 1/1 1/1 1/1 1/1 1/1",
     "gpt, 350 M": "1/1 1/1 1/1 1/1 1/1 1/1 1/1 1/1 4/4",
 }
 LOCAL = {
     "lenet5": "i4/i4x67d i4/i4x52d i8/i8x52d i4/i4x78 i4/i4x36 i4/i4x20 i8/i8x20 f16/f16x20 f16/f32x20",
-    "resnet18": "8/8x78d 8/8x52d i4/i4x134d i4/i4x67d i4/i4x52d i8/i8x52d i4/i4x72 i4/i4x36 i4/i4x20",
-    "resnet18 on a GPU": "1/1x311d 1/1x104d 2/2x85d 4/4x78d 8/8x67d 8/8x52d i4/i4x134d i4/i4x52d i4/i4x52d",
+    "resnet18": "8/8x52d 8/8x52d i4/i4x67d i4/i4x52d i8/i8x52d i4/i4x78 i4/i4x39 i4/i4x20 i8/i8x20",
+    "resnet18 on a GPU": "1/1x134d 2/2x94d 4/4x85d 8/8x85d 8/8x52d 8/8x52d i4/i4x67d i4/i4x52d i8/i8x52d",
     "gpt, 350 M": "8/8x117d 8/8x52d 8/8x52d i4/i4x94d i4/i4x52d i8/i8x52d i4/i4x117 i4/i4x47 i4/i4x24",
 }
-"""The choices for these links: the codecs up and down (a number: a low rank), the inner steps, and d with a delay."""
+"""The choices for these links: the codecs up and down (a number: a low rank), the inner steps, and d with a delay. Of a
+ResNet-18, both ways at once (`JobSpec.has_drafts`).
+"""
 
 
 def told(codec: str) -> str:
@@ -84,8 +86,8 @@ def told(codec: str) -> str:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_choice_for_links_from_2_to_1000_mbit(model: str) -> None:
-    found = {}
-    for name, spec in (("sync", sync()), ("local", local())):
+    found, drafted = {}, {"model": "resnet18", "input": [3, 32, 32]} if model.startswith("resnet18") else {}
+    for name, spec in (("sync", sync(**drafted)), ("local", local(**drafted))):
         choices = [choose_codecs(spec, [measured(link, **MODELS[model])] * 2) for link in LINKS]
         steps = [f"x{one.inner_steps}{'d' * one.delay}" if one.inner_steps else "" for one in choices]
         pairs = [f"{told(one.codec.up)}/{told(one.codec.down)}" for one in choices]
@@ -120,6 +122,20 @@ def test_with_a_delay_the_steps_that_hide_communication_are_enough(coding_s: flo
     without = choose_codecs(local(1), [measured(5, 0.1, coding_s=coding_s)] * 2)
     assert chosen.sending <= PLANNED and chosen.inner_steps and without.inner_steps
     assert chosen.inner_steps < without.inner_steps or CODECS[without.codec.up].residual
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_what_goes_up_and_down_at_once_takes_as_long_as_the_longer_way(delay: int) -> None:
+    drafted = {"model": "resnet18", "input": [3, 32, 32]}
+    strategy = {"kind": "local", "inner_steps": 1, "replicas": 2, "delay": delay}
+    equal = measured(10).model_copy(update={"messages": {"int4": measured(10).messages["int4"]}})
+    down_is_fast = equal.model_copy(update={"down_bytes_per_s": 100 * equal.down_bytes_per_s})
+
+    def steps(link: MeasuredLink, more: dict[str, Any]) -> int:
+        return choose_codecs(sync(strategy=strategy, **more), [link] * 2).inner_steps or 0
+
+    assert steps(equal, drafted) < 1.15 * steps(down_is_fast, drafted)
+    assert steps(equal, drafted) < 0.65 * steps(equal, {})
 
 
 def test_a_codec_that_a_worker_does_not_know_is_not_chosen() -> None:

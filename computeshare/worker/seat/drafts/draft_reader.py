@@ -15,6 +15,8 @@ from computeshare.types import Blob
 from computeshare.worker.seat.seat_context import SeatContext
 
 WAIT_MS = 1000
+TOLD = 512
+"""How many parts to remember of drafts that are not wanted, or not yet."""
 log = structlog.get_logger()
 
 
@@ -42,6 +44,8 @@ class DraftReader:
         self._wanted, self._over = threading.Event(), threading.Event()
         self._token, self._room = "", list[Blob]()
         self._name, self._parts = "", dict[int, Blob]()
+        self._told: list[tuple[str, str, int]] = []
+        """Of the thread: version before, draft's name and index of parts that were not wanted when they were told."""
         self._bytes = 0
         """Bytes read since the last `take`."""
         self._thread = threading.Thread(target=self._run, name="drafts", daemon=True)
@@ -84,6 +88,7 @@ class DraftReader:
         while not self.is_over:
             self._wanted.wait()
             try:
+                self._read(())
                 self._read(self._session.drafted(WAIT_MS))
             except Interrupted:
                 return
@@ -92,9 +97,11 @@ class DraftReader:
                 self._over.wait(WAIT_MS / 1000)
 
     def _read(self, told: Sequence[tuple[str, str, int]]) -> None:
-        """Read the parts of the newest draft of the version that is wanted."""
+        """Read the parts of the newest draft of the version that is wanted, of those told now or before."""
+        told = [*self._told, *told]
         with self._lock:
             mine = [(name, part) for token, name, part in told if token == self._token and part < len(self._room)]
+            self._told = [one for one in told if one[0] != self._token][-TOLD:]
             if not mine:
                 return
             if mine[-1][0] != self._name:

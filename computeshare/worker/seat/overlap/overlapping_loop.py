@@ -107,7 +107,7 @@ class OverlappingLoop:
         """Compute the leased units, and have their updates sent."""
         self._memory.check_taken()
         began = time.perf_counter()
-        before, upload = None, self.uploads.begin(grant.micro_batches)
+        before, upload = None, self.uploads.begin(grant.micro_batches, grant.token)
         self._uploading_s += time.perf_counter() - began
         if self.feedback:
             self.feedback.mark()
@@ -127,7 +127,7 @@ class OverlappingLoop:
             return
         finally:
             self.status.is_working = False
-        self.uploads.send(upload, grant.token, self._report(upload, seconds), before)
+        self.uploads.send(upload, self._report(upload, seconds), before)
 
     def _give_up(self, upload: Upload, grant: Grant) -> None:
         """Give the updates up, and hand back their leases; those of the submission being sent are kept."""
@@ -204,13 +204,16 @@ def overlapping_loop(
     encoder: UpdateEncoder,
     memory: SeatMemory,
     peer: PeerReplica | None,
+    offers: bool,
 ) -> OverlappingLoop:
-    """The loop, and what reads versions and sends updates meanwhile, each over connections of its own."""
+    """The loop, and what reads versions and sends updates meanwhile, each over connections of its own. `offers`: as of
+    `UpdateQueue`.
+    """
     versions: VersionReader
     uploads: Uploads
     up = seat.connections.open(lambda: uploads.are_called_off, paced=True, short=True)
     down = seat.connections.open(lambda: versions.is_over, short=True)
     versions = VersionReader(seat.session_over(down), inbox)
-    uploads = Uploads(seat.session_over(up), encoder, seat.session)
+    uploads = Uploads(seat.session_over(up), encoder, seat.session, offers)
     about_seat = memory, seat.status, seat.stop
     return OverlappingLoop(seat.spec, seat.session, devices, feedback, versions, uploads, *about_seat, peer)

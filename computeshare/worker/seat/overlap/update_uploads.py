@@ -4,6 +4,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import structlog
@@ -29,13 +30,15 @@ class Upload:
         self.keeper, self.outbox = keeper, outbox
         self.sent: Future[None] | None = None
         self.units: tuple[int, ...] = ()
+        self.token = ""
+        """Of the version that these units are computed on."""
         self.before: Mark | None = None
         """Of a peer: its weights before these units, in case they do not count."""
 
-    def begin(self, units: tuple[int, ...]) -> None:
-        """Begin a submission for these leased units."""
-        self.units = units
-        self.outbox.begin()
+    def begin(self, units: tuple[int, ...], token: str) -> None:
+        """Begin a submission for these leased units, to be computed on version `token`."""
+        self.units, self.token = units, token
+        self.outbox.begin(token)
         self.keeper.begin(units, self.outbox.nonce)
 
 
@@ -47,10 +50,13 @@ class Uploads:
     a peer's does not count, those after it are not sent.
     """
 
-    def __init__(self, session: WorkerSession, encoder: UpdateEncoder, keepers: WorkerSession) -> None:
-        """`session`: for the thread that sends; `keepers`: extends leases."""
+    def __init__(
+        self, session: WorkerSession, encoder: UpdateEncoder, keepers: WorkerSession, offers: bool = False
+    ) -> None:
+        """`session`: for the thread that sends; `keepers`: extends leases; `offers`: as of `UpdateQueue`."""
         self._session, self._thread = session, ThreadPoolExecutor(1, "uploads")
-        self._uploads = [Upload(LeaseKeeper(keepers), UpdateQueue(session, encoder, self._thread)) for _ in range(2)]
+        outboxes = [UpdateQueue(session, encoder, self._thread, offers) for _ in range(2)]
+        self._uploads = [Upload(LeaseKeeper(keepers), outbox) for outbox in outboxes]
         self._lost: Mark | None = None
         """Of a peer: its weights before the first update that did not count, until it has gone back."""
         self._closing, self._stop, self._remarks = ExitStack(), threading.Event(), Seldom(REMARK_EVERY_S)
@@ -74,20 +80,22 @@ class Uploads:
         """Whether updates are no longer wanted, because the job does not run; interrupts the thread's connection."""
         return not all(upload.keeper.takes_more() for upload in self._uploads)
 
-    def begin(self, units: tuple[int, ...]) -> Upload:
-        """Begin a submission for these leased units, once the one before the last is sent. Raises its error."""
+    def begin(self, units: tuple[int, ...], token: str) -> Upload:
+        """Begin a submission for these leased units, to be computed on version `token`, once the one before the last is
+        sent. Raises its error.
+        """
         self._uploads.reverse()
         upload = self._uploads[0]
         if upload.sent:
             sent, upload.sent = upload.sent, None
             sent.result()
-        upload.begin(units)
+        upload.begin(units, token)
         return upload
 
-    def send(self, upload: Upload, token: str, report: dict[str, Any], before: Mark | None = None) -> None:
-        """Have the thread submit the updates, computed on version `token`; `before`: a peer's weights without them."""
+    def send(self, upload: Upload, report: dict[str, Any], before: Mark | None = None) -> None:
+        """Have the thread submit the updates; `before`: a peer's weights without them."""
         upload.before = before
-        upload.sent = self._thread.submit(self._send, upload, token, report)
+        upload.sent = self._thread.submit(self._send, upload, report)
 
     def take_back(self) -> Mark | None:
         """A peer's weights before the first update that did not count, once nothing is being sent; None: all count."""
@@ -103,7 +111,7 @@ class Uploads:
         upload.keeper.end()
         upload.sent = self._thread.submit(self._forget, upload)
 
-    def _send(self, upload: Upload, token: str, report: dict[str, Any]) -> None:
+    def _send(self, upload: Upload, report: dict[str, Any]) -> None:
         if self._lost and upload.before and self._lost.incarnation == upload.before.incarnation:
             upload.keeper.end()
             self._forget(upload)
@@ -111,7 +119,8 @@ class Uploads:
             return
         began = time.perf_counter()
         try:
-            receipt = when_there_is_room(lambda: upload.outbox.submit(token, report, None, and_lease=False), self._stop)
+            submit = partial(upload.outbox.submit, upload.token, report, None, and_lease=False)
+            receipt = when_there_is_room(submit, self._stop)
         except (Interrupted, OutOfMemoryError):
             self._lost = upload.before
             self._forget(upload)

@@ -98,6 +98,7 @@ class VersionReader:
         if weights is not None:
             with self._holding:
                 self._held[token] = weights
+        self._inbox.look_out(self.newest)
 
     def _run(self) -> None:
         while not self.is_over:

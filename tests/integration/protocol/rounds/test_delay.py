@@ -266,3 +266,34 @@ def test_leases_of_both_rounds_are_handed_back_by_one_who_leaves(reducer: Reduce
     assert sorted(free(reducer)) == [b"%d" % unit for unit in range(8)]
     other = join("other")
     assert lease(other, ZERO) == (str(ZERO), (0, 1, 2, 3)) and lease(other, ZERO) == (str(ZERO), (4, 5, 6, 7))
+
+
+def test_offers_for_the_next_round_wait_until_it_begins(reducer: ReducerSession, join: Join) -> None:
+    reducer.redis.hset(reducer.keys.round(), "parts", 4)
+    session = join("only")
+    assert lease(session, ZERO) == (str(ZERO), (0, 1, 2, 3)) and lease(session, ZERO) == (str(ZERO), (4, 5, 6, 7))
+    for unit in (4, 5, 6, 7, 0, 1, 2):
+        session.stage("nonce", unit, {3: b"part"}, str(ZERO))
+    assert sorted(reducer.offers()) == [0, 1, 2] and not is_full(reducer), "nothing is there for the whole round"
+    session.stage("nonce", 3, {3: b"part"}, str(ZERO))
+    assert is_full(reducer)
+    for units, nonce in (((0, 1, 2, 3), "first"), ((7,), "second")):
+        assert send(session, ZERO, *units, nonce=nonce) == "accepted"
+    assert reducer.offers() == {} and commit(reducer, ONE)
+    assert sorted(reducer.offers()) == [4, 5, 6] and is_full(reducer)
+    assert lease(session, ONE) == (str(ONE), (8, 9))
+    for unit, token in ((4, ONE), (8, ZERO)):
+        session.stage("another version", unit, {2: b"part"}, str(token))
+    assert {one.nonce for one in reducer.offers().values()} == {"nonce"}
+    session.stage("nonce", 8, {2: b"part"}, str(ONE))
+    assert sorted(reducer.offers()) == [4, 5, 6]
+    assert send(session, ZERO, 4, 5, 6, nonce="third") == "accepted" and commit(reducer, TWO)
+    assert sorted(reducer.offers()) == [8]
+
+
+def test_a_round_of_which_nothing_is_offered_or_received_early_wakes_nobody(
+    reducer: ReducerSession, join: Join
+) -> None:
+    session = join("only")
+    assert send(session, ZERO, *session.lease(str(ZERO)).micro_batches, nonce="first") == "accepted"
+    assert commit(reducer, ONE) and not is_full(reducer) and reducer.offers() == {}

@@ -33,6 +33,17 @@ def test_it_reads_the_parts_of_the_version_that_is_wanted(reader: DraftReader, r
     assert reader.take() == NO_DRAFT
 
 
+def test_parts_that_are_told_before_they_are_wanted_are_read_once_they_are(
+    reader: DraftReader, reducer: ReducerSession
+) -> None:
+    reader.begin("another", ROOM)
+    assert reducer.draft(ZERO, "f" * 32, 2, b"early")
+    wait_until(lambda: bool(reader._told), 5)
+    reader.begin(str(ZERO), ROOM)
+    wait_until(lambda: reader._parts.keys() == {2}, 5)
+    assert bytes(reader.take().parts[2]) == b"early" and reader._told == []
+
+
 def test_a_newer_draft_takes_the_place_of_one_that_was_given_up(reader: DraftReader, reducer: ReducerSession) -> None:
     reader.begin(str(ZERO), ROOM)
     reducer.draft(ZERO, "a" * 32, 1, b"old 1")

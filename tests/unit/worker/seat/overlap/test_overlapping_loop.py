@@ -36,7 +36,7 @@ def test_a_lease_that_is_called_off_before_it_is_computed_keeps_the_residual_of_
         "session": SimpleNamespace(release=released.append),
         "devices": SimpleNamespace(load=None),
         "versions": SimpleNamespace(give=give, bytes=0),
-        "uploads": SimpleNamespace(begin=lambda units: units, give_up=given_up.append),
+        "uploads": SimpleNamespace(begin=lambda units, token: units, give_up=given_up.append),
         "memory": SimpleNamespace(check_taken=lambda: None),
     }
     loop = OverlappingLoop(SPEC, feedback=feedback, status=SeatStatus(), stop=threading.Event(), **parts)
@@ -81,14 +81,15 @@ class Recorder:
     def peak_bytes(self) -> int:
         return 0
 
-    def begin(self, units: tuple[int, ...]) -> "Recorder":
+    def begin(self, units: tuple[int, ...], token: str) -> "Recorder":
+        self.token = token
         return self
 
     def compute(self, units: tuple[int, ...], work: object) -> None:
         self.done.append(f"computes {units[0]}")
 
-    def send(self, upload: object, token: str, report: object, before: str) -> None:
-        self.done.append(f"sends on {token[:3]}, {before}")
+    def send(self, upload: object, report: object, before: str) -> None:
+        self.done.append(f"sends on {self.token[:3]}, {before}")
 
     def report(self) -> ExchangeReport:
         return ExchangeReport()

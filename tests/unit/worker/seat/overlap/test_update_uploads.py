@@ -49,7 +49,7 @@ def sent(session: Session, *tokens: str, peer: bool = True) -> Uploads:
     any_session: Any = session
     uploads = Uploads(any_session, encoder, silent)
     for number, token in enumerate(tokens):
-        uploads.send(uploads.begin((number,)), token, {}, mark(number) if peer else None)
+        uploads.send(uploads.begin((number,), token), {}, mark(number) if peer else None)
     return uploads
 
 
@@ -61,14 +61,14 @@ def test_after_an_update_that_does_not_count_later_ones_are_handed_back_until_th
     uploads = sent(session, "first", "second", "third")
     lost = uploads.take_back()
     for _ in range(2):  # the second may not have been answered at the first look
-        uploads.begin((9,))
+        uploads.begin((9,), "token")
         lost = lost or uploads.take_back()
     assert lost and lost.units == 1, "the weights before the second"
     assert session.submitted == ["first", "second"] and session.released == [(2,)]
     assert uploads.take_back() is None
-    uploads.send(uploads.begin((3,)), "fourth", {}, mark(1))
-    uploads.begin((4,))
-    uploads.begin((5,))
+    uploads.send(uploads.begin((3,), "fourth"), {}, mark(1))
+    uploads.begin((4,), "token")
+    uploads.begin((5,), "token")
     assert session.submitted == ["first", "second", "fourth"]
 
 
@@ -76,7 +76,7 @@ def test_after_an_error_nothing_is_sent_that_contains_the_update() -> None:
     session = Session(RedisConnectionError("gone"), ACCEPTED)
     uploads = sent(session, "first", "second")
     with pytest.raises(RedisConnectionError):
-        uploads.begin((9,))
+        uploads.begin((9,), "token")
     uploads.__exit__(None, None, None)
     assert session.submitted == ["first"] and session.released == [(1,)]
 
@@ -84,10 +84,10 @@ def test_after_an_error_nothing_is_sent_that_contains_the_update() -> None:
 def test_an_update_of_before_a_restore_stops_none_of_after_it() -> None:
     session = Session(LATE, ACCEPTED)
     uploads = sent(session)
-    uploads.send(uploads.begin((0,)), "first", {}, mark(0))
-    uploads.send(uploads.begin((1,)), "restored", {}, replace(mark(0), incarnation="1"))
-    uploads.begin((2,))
-    uploads.begin((3,))
+    uploads.send(uploads.begin((0,), "first"), {}, mark(0))
+    uploads.send(uploads.begin((1,), "restored"), {}, replace(mark(0), incarnation="1"))
+    uploads.begin((2,), "token")
+    uploads.begin((3,), "token")
     assert session.submitted == ["first", "restored"] and session.released == []
 
 
@@ -95,6 +95,6 @@ def test_others_send_on() -> None:
     session = Session(ACCEPTED, LATE, ACCEPTED)
     uploads = sent(session, "first", "second", "third", peer=False)
     for _ in range(2):
-        uploads.begin((9,))
+        uploads.begin((9,), "token")
     assert uploads.take_back() is None
     assert session.submitted == ["first", "second", "third"] and session.released == []
