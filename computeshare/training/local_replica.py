@@ -42,7 +42,8 @@ class LocalReplica:
     ) -> None:
         """Raises SpecError where torch refuses the arguments of `inner`."""
         try_out(inner, rules)
-        self._replica = Replica(instance, plan, device, execution=execution)
+        self._replica = Replica(instance, plan, device, execution=execution, flat_gradient=False)
+        self._on_cpu = device.type == "cpu"
         self._parameters = [one for _, one, _ in entries(instance.module) if isinstance(one, nn.Parameter)]
         self._rules, self._decayed = rules, [rules.decays(p.shape) for p in self._parameters]
         self._base: Vector = self._replica.parameters.read()
@@ -135,7 +136,7 @@ class LocalReplica:
         copies = [nn.Parameter(p.detach().clone()) for p in self._parameters]
         for copy in copies:
             copy.grad = torch.zeros_like(copy)
-        stepped = build_optimizer(self._inner, self._rules, copies, self._decayed)
+        stepped = build_optimizer(self._inner, self._rules, copies, self._decayed, self._on_cpu)
         stepped.step()
         for parameter, copy in zip(self._parameters, copies, strict=True):
             state = optimizer.state.get(parameter, {})
@@ -152,7 +153,7 @@ class LocalReplica:
 
     def _fresh(self) -> torch.optim.Optimizer:
         # built anew, not cleared: some optimizers create state in their constructor
-        return build_optimizer(self._inner, self._rules, self._parameters, self._decayed)
+        return build_optimizer(self._inner, self._rules, self._parameters, self._decayed, self._on_cpu)
 
 
 def _forms(state: dict[str, Any]) -> dict[str, object]:

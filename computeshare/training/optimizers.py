@@ -231,10 +231,24 @@ def _placed(state: dict[str, Any], parameter: Tensor) -> dict[str, Any]:
     }
 
 
+FUSED = ("Adagrad", "Adam", "AdamW", "SGD")
+"""Optimizers of which torch has a kernel for the whole step of a parameter on the CPU."""
+
+
 def build_optimizer(
-    spec: OptimizerSpec, rules: StepRules, parameters: Sequence[nn.Parameter], decayed: Sequence[bool]
+    spec: OptimizerSpec,
+    rules: StepRules,
+    parameters: Sequence[nn.Parameter],
+    decayed: Sequence[bool],
+    fused: bool = False,
 ) -> torch.optim.Optimizer:
-    """Build the `torch.optim` optimizer over these parameters; `decayed`: whether weight decay applies to each."""
+    """Build the `torch.optim` optimizer over these parameters.
+
+    Args:
+        decayed: whether weight decay applies to each parameter.
+        fused: take steps by one kernel for each parameter, on the CPU, if torch has one: several go through memory for
+            each operation. Their last bits differ.
+    """
     arguments = {key: _tuples(value) for key, value in spec.arguments.items()}
     rate = arguments.pop("lr", catalog().optimizers[spec.name].arguments["lr"].default)
     subject = [p for p, decays in zip(parameters, decayed, strict=True) if decays]
@@ -242,6 +256,8 @@ def build_optimizer(
     groups: list[dict[str, Any]] = [{"params": subject, _RATE: rate}]
     if exempt:
         groups.append({"params": exempt, _RATE: rate, "weight_decay": 0.0})
+    if fused and spec.name in FUSED:
+        arguments["fused"] = True
     return _uncompiled(spec.name)(groups, lr=rate * rules.lr_factor, **arguments)
 
 

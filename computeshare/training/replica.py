@@ -44,8 +44,11 @@ class Replica:
         device: torch.device,
         sent: Callable[[Vector], Vector] = lambda values: values,
         execution: Execution = PLAIN,
+        flat_gradient: bool = True,
     ) -> None:
-        """`sent`: turns a gradient, or a bucket of it, into the values to send."""
+        """`sent`: turns a gradient, or a bucket of it, into the values to send. `flat_gradient`: keep the gradient as
+        one vector, which `compute` needs; else each `backward` leaves new tensors in `grad`, and adds to none.
+        """
         module, layout = instance.module, instance.layout
         self._task, self._split = instance.task, instance.split
         self._layout, self._plan, self._device, self._sent = layout, plan, device, sent
@@ -55,14 +58,15 @@ class Replica:
             module.to(memory_format=torch.channels_last)
         order = torch.preserve_format if execution.channels_last else torch.contiguous_format
         parameters = _of_kind(module, "parameter")
-        gradients = [torch.zeros_like(p, memory_format=order) for p in parameters]
+        gradients = [torch.zeros_like(p, memory_format=order) for p in parameters if flat_gradient]
         flat = functools.partial(FlatTensors, device=device, apart=device.type != "cpu" or execution.channels_last)
         self.parameters = flat(parameters, torch.float32)
         self._gradient = flat(gradients, torch.float32)
         self.buffers = flat(_of_kind(module, "buffer"), torch.float32)
         self.counters = flat(_of_kind(module, "counter"), torch.int64)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
+        for parameter, gradient in zip(parameters, gradients, strict=flat_gradient):
             parameter.grad = gradient
+        self._parameters, self._is_flat = parameters, flat_gradient
         self._loaded_buffers, self._loaded_counters = self.buffers.read(), self.counters.read()
         self._ahead: dict[int, list[Batch]] = {}
         self._is_clean = True  # the gradient is zero
@@ -70,7 +74,7 @@ class Replica:
             for convolution in filter(lambda one: isinstance(one, nn.Conv2d), module.modules()):
                 convolution.register_forward_pre_hook(row_by_row)
         places = [slice(one.start, one.stop) for one in layout.tensors if one.kind == "parameter"]
-        self._buckets = Buckets(layout.buckets, places, parameters, self._gradient)
+        self._buckets = Buckets(layout.buckets, places, parameters, self._gradient) if flat_gradient else None
         self.compilation = self._compile() if execution.compiled else Compilation()
 
     @property
@@ -106,6 +110,7 @@ class Replica:
         if not goes_on():
             raise Interrupted("the work was called off")
         self.rewind()
+        assert self._buckets, "the gradient is one vector"
         if take is None:
             loss = self.backward(micro_batch)
             return Update(self._sent(self._gradient.read()), self.buffers.read(), loss.item())
@@ -149,6 +154,8 @@ class Replica:
                 take(len(self._layout.buckets), self.buffers.read())
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
+        for parameter in () if self._is_flat else self._parameters:
+            parameter.grad = _dense(parameter)
         return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 
     def _compile(self) -> Compilation:
@@ -175,12 +182,14 @@ class Replica:
     def _trial_gradient(self, micro_batch: int) -> Vector:
         self.rewind()
         self.backward(micro_batch)
-        vector: Vector = self._gradient.read()
+        vector: Vector = torch.cat([_dense(one).reshape(-1) for one in self._parameters]).cpu().numpy()
         return vector
 
     def _clean(self) -> None:
         if not self._is_clean:
             self._gradient.zero()
+            for parameter in () if self._is_flat else self._parameters:
+                parameter.grad = None
         self._is_clean = True
 
     def _pieces(self, micro_batch: int) -> list[Batch]:
@@ -308,6 +317,14 @@ class Buckets:
 
 def _of_kind(module: nn.Module, kind: str) -> list[Tensor]:
     return [tensor for _, tensor, k in entries(module) if k == kind]
+
+
+def _dense(parameter: Tensor) -> Tensor:
+    """The parameter's gradient as a dense tensor; zeros where the loss does not depend on it."""
+    found = parameter.grad
+    if found is None:
+        return torch.zeros_like(parameter)
+    return found if found.layout == torch.strided else found.to_dense()
 
 
 def seed_generators(seed: int, device: torch.device) -> None:

@@ -97,6 +97,43 @@ def test_inner_steps_are_those_of_a_plain_loop(inner: OptimizerSpec) -> None:
     assert update.vector.dtype == update.buffers.dtype == np.float32
 
 
+class Partial(nn.Module):
+    """A model with an embedding of sparse gradients, and parameters on which the loss does not depend."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(16, 10, sparse=True)
+        self.unused = nn.Linear(3, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.embedding((images.flatten(1)[:, :8].abs() * 7).long().clamp(0, 15)).mean(1)
+        return found
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop"])
+def test_gradients_that_are_sparse_or_missing_are_stepped_as_dense_and_as_zeros(name: str) -> None:
+    inner = OptimizerSpec(name=name, lr=0.1, weight_decay=0.1)
+    torch.manual_seed(0)
+    module, plain = Partial(), Partial()
+    plain.load_state_dict(module.state_dict())
+    update = LocalReplica(instance_of(module), PLAN, CPU, inner).compute(0)
+    base, optimizer = (
+        weights_of(plain, layout_of(plain)),
+        getattr(torch.optim, name)(plain.parameters(), **inner.arguments),
+    )
+    for number in PLAN.micro_batches(0):
+        images, labels = split().batch(PLAN.indices(number))
+        optimizer.zero_grad()
+        functional.cross_entropy(plain(pixel_by_pixel(images)), labels).backward()  # type: ignore[no-untyped-call]
+        for parameter in plain.parameters():
+            grad = parameter.grad
+            parameter.grad = torch.zeros_like(parameter) if grad is None else grad.to_dense()
+        optimizer.step()
+    after = weights_of(plain, layout_of(plain))
+    np.testing.assert_allclose(update.vector, base.parameters - after.parameters, rtol=1e-4, atol=1e-6)
+    assert np.abs(update.vector[-12:]).min() > 0, "weight decay applies to what the loss does not depend on"
+
+
 def test_the_loss_is_weighted_by_samples() -> None:
     r = replica(OptimizerSpec(name="SGD", lr=0.0))
     whole, short = (r.walk([m]) for m in (5, 6))  # of eight samples and of two

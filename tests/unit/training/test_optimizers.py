@@ -1,5 +1,6 @@
 """The server's optimizer: torch's own steps on flat vectors, and a state that survives as bytes."""
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +12,10 @@ from torch import nn
 from computeshare.errors import ArtifactError, ShapeError, SpecError
 from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.optimizer_spec import BY_VALUE, OptimizerSpec
-from computeshare.jobspec.schedule import StepRules
+from computeshare.jobspec.schedule import EVERY_STEP_ALIKE, StepRules
 from computeshare.tasks.modules import layout_of, weights_of
 from computeshare.tensors.layout import Layout
-from computeshare.training.optimizers import ServerOptimizer
+from computeshare.training.optimizers import FUSED, ServerOptimizer, build_optimizer
 from computeshare.types import Vector
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -243,3 +244,13 @@ def test_the_state_holds_no_pickle() -> None:
     length = int.from_bytes(blob[:8], "little")
     assert blob[8:9] == b"{"  # a JSON header, then nothing but the momentum
     assert len(blob) == 8 + length + 4 * layout.parameters
+
+
+def test_steps_are_fused_where_that_is_wanted_and_torch_has_a_kernel_for_the_cpu() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    for name in catalog().optimizers:
+        known = "fused" in inspect.signature(getattr(torch.optim, name).__init__).parameters
+        assert known == (name in FUSED)
+        for fused in (True, False):
+            made = build_optimizer(OptimizerSpec(name=name, lr=0.1), EVERY_STEP_ALIKE, [parameter], [True], fused)
+            assert bool(made.param_groups[0].get("fused")) == (fused and known)

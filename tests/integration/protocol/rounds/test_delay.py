@@ -151,7 +151,7 @@ def test_the_whole_job_counts_every_unit_once_and_ends(reducer: ReducerSession, 
                 assert send(session, loaded[session], *grant.micro_batches, nonce=nonce) == "accepted"
         counted += [part.micro_batch for part in parts(reducer)]
         assert commit(reducer, Token(1, version + 1, str(version + 1) * 16))
-    assert counted == list(range(20)) and current(reducer).status == "finished"
+    assert counted == list(range(20)) and current(reducer).status == "finished" and not is_full(reducer)
     assert first.lease(str(ZERO)).answer == "finished"
 
 
@@ -277,6 +277,9 @@ def test_offers_for_the_next_round_wait_until_it_begins(reducer: ReducerSession,
     assert sorted(reducer.offers()) == [0, 1, 2] and not is_full(reducer), "nothing is there for the whole round"
     session.stage("nonce", 3, {3: b"part"}, str(ZERO))
     assert is_full(reducer)
+    reducer.redis.delete(reducer.keys.full())
+    session.stage("nonce", 4, {3: b"part"}, str(ZERO))
+    assert not is_full(reducer), "it completes nothing of this round"
     for units, nonce in (((0, 1, 2, 3), "first"), ((7,), "second")):
         assert send(session, ZERO, *units, nonce=nonce) == "accepted"
     assert reducer.offers() == {} and commit(reducer, ONE)
