@@ -176,7 +176,8 @@ def _train(told: Rank) -> None:
 
     spec = JobSpec.model_validate_json(told.spec)
     torch.set_num_threads(spec.threads or 1)
-    instance = task_of(spec).instance(spec.seed, "train", Path(told.data_dir))
+    task = task_of(spec)
+    instance = task.instance(spec.seed, "train", Path(told.data_dir))
     module, split, method = instance.module.train(), instance.split, METHODS[told.method]
 
     def optimizer_of(parameters: Any) -> torch.optim.Optimizer:
@@ -185,14 +186,14 @@ def _train(told: Rank) -> None:
 
     dist.init_process_group("gloo", init_method=told.address, rank=told.rank, world_size=told.ranks)
     batch = split.batch(spec.plan.indices(told.rank))
-    step = method.build(module, optimizer_of, batch)
+    step = method.build(module, optimizer_of, task.loss, batch)
     dist.barrier()
-    computing_s = compute_s(module, optimizer_of, batch)
+    computing_s = compute_s(module, optimizer_of, task.loss, batch)
     dist.barrier()
     report = Report(told.rank, computing_s)
     report.tell()  # the time limit of the training counts from here
     for version in range(1, spec.rounds_total + 1):
-        step(*split.batch(spec.plan.indices((version - 1) * told.ranks + told.rank)))
+        step(split.batch(spec.plan.indices((version - 1) * told.ranks + told.rank)))
         if version % method.every == 0:
             report.version(version)
         if told.score_every and version % told.score_every == 0:

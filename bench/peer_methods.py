@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.optim import Optimizer
@@ -28,11 +27,12 @@ WHOLE_MB = 4096
 TIMED_STEPS = 8
 
 Batch = tuple[Tensor, Tensor]
-Step = Callable[[Tensor, Tensor], None]
+Step = Callable[[Batch], None]
 """Trains on a batch."""
 OptimizerOf = Callable[[Iterable[nn.Parameter]], Optimizer]
-Build = Callable[[nn.Module, OptimizerOf, Batch], Step]
-"""Makes a rank's step from its model, its optimizer and any batch, which it does not train on."""
+Loss = Callable[[nn.Module, Batch], Tensor]
+Build = Callable[[nn.Module, OptimizerOf, Loss, Batch], Step]
+"""Makes a rank's step from its model, its optimizer, its loss and any batch, which it does not train on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,36 +44,36 @@ class Method:
     every: int = 1
 
 
-def compute_s(module: nn.Module, optimizer_of: OptimizerOf, batch: Batch) -> float:
+def compute_s(module: nn.Module, optimizer_of: OptimizerOf, loss: Loss, batch: Batch) -> float:
     """Seconds of a step without communication, on a copy of the model."""
     clone = copy.deepcopy(module)
-    step = _step(clone, optimizer_of(clone.parameters()))
+    step = _step(clone, optimizer_of(clone.parameters()), loss)
     with torch.random.fork_rng(devices=[]):
         for _ in range(2):
-            step(*batch)
+            step(batch)
         began = time.perf_counter()
         for _ in range(TIMED_STEPS):
-            step(*batch)
+            step(batch)
     return (time.perf_counter() - began) / TIMED_STEPS
 
 
-def _step(model: nn.Module, optimizer: Optimizer) -> Step:
-    def step(images: Tensor, labels: Tensor) -> None:
+def _step(model: nn.Module, optimizer: Optimizer, loss: Loss) -> Step:
+    def step(batch: Batch) -> None:
         optimizer.zero_grad()
-        functional.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+        loss(model, batch).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return step
 
 
-def _plain(module: nn.Module, optimizer_of: OptimizerOf, batch: Batch) -> Step:
-    return _step(DistributedDataParallel(module), optimizer_of(module.parameters()))
+def _plain(module: nn.Module, optimizer_of: OptimizerOf, loss: Loss, batch: Batch) -> Step:
+    return _step(DistributedDataParallel(module), optimizer_of(module.parameters()), loss)
 
 
-def _half(module: nn.Module, optimizer_of: OptimizerOf, batch: Batch) -> Step:
+def _half(module: nn.Module, optimizer_of: OptimizerOf, loss: Loss, batch: Batch) -> Step:
     model = DistributedDataParallel(module, broadcast_buffers=False)
     model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    return _step(model, optimizer_of(module.parameters()))
+    return _step(model, optimizer_of(module.parameters()), loss)
 
 
 def _power(rank: int) -> Build:
@@ -90,27 +90,27 @@ def _power(rank: int) -> Build:
         done.set_result(bucket.buffer())
         return done
 
-    def build(module: nn.Module, optimizer_of: OptimizerOf, batch: Batch) -> Step:
+    def build(module: nn.Module, optimizer_of: OptimizerOf, loss: Loss, batch: Batch) -> Step:
         model = DistributedDataParallel(module, broadcast_buffers=False, bucket_cap_mb=WHOLE_MB)
         state = powerSGD_hook.PowerSGDState(None, rank, start_powerSGD_iter=FIRST_PASSES)
         model.register_comm_hook(state, hook)
         before = copy.deepcopy(module.state_dict())
         with torch.random.fork_rng(devices=[]):
             for _ in range(FIRST_PASSES):  # nothing is sent, and nothing learned
-                functional.cross_entropy(model(batch[0]), batch[1]).backward()  # type: ignore[no-untyped-call]
+                loss(model, batch).backward()  # type: ignore[no-untyped-call]
         module.load_state_dict(before)
-        return _step(model, optimizer_of(module.parameters()))
+        return _step(model, optimizer_of(module.parameters()), loss)
 
     return build
 
 
-def _local(module: nn.Module, optimizer_of: OptimizerOf, batch: Batch) -> Step:
+def _local(module: nn.Module, optimizer_of: OptimizerOf, loss: Loss, batch: Batch) -> Step:
     """Local SGD: each rank steps alone; then one all-reduce averages parameters and buffers."""
-    own, numbers = _step(module, optimizer_of(module.parameters())), itertools.count(1)
+    own, numbers = _step(module, optimizer_of(module.parameters()), loss), itertools.count(1)
     averaged = [*module.parameters(), *(each for each in module.buffers() if each.is_floating_point())]
 
-    def step(images: Tensor, labels: Tensor) -> None:
-        own(images, labels)
+    def step(batch: Batch) -> None:
+        own(batch)
         if next(numbers) % EVERY == 0:
             with torch.no_grad():
                 total = parameters_to_vector(averaged)
@@ -120,7 +120,7 @@ def _local(module: nn.Module, optimizer_of: OptimizerOf, batch: Batch) -> Step:
     return step
 
 
-def _post_local(module: nn.Module, optimizer_of: OptimizerOf, batch: Batch) -> Step:
+def _post_local(module: nn.Module, optimizer_of: OptimizerOf, loss: Loss, batch: Batch) -> Step:
     """torch's post-local SGD, local from the first step on."""
     model = DistributedDataParallel(module, broadcast_buffers=False)
     state = post_localSGD_hook.PostLocalSGDState(  # type: ignore[no-untyped-call]
@@ -128,15 +128,15 @@ def _post_local(module: nn.Module, optimizer_of: OptimizerOf, batch: Batch) -> S
     )
     model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
     averager = PeriodicModelAverager(EVERY, warmup_steps=EVERY - 1)
-    return _step(model, PostLocalSGDOptimizer(optimizer_of(module.parameters()), averager))
+    return _step(model, PostLocalSGDOptimizer(optimizer_of(module.parameters()), averager), loss)
 
 
-def _diloco(module: nn.Module, optimizer_of: OptimizerOf, batch: Batch) -> Step:
+def _diloco(module: nn.Module, optimizer_of: OptimizerOf, loss: Loss, batch: Batch) -> Step:
     optimizer = optimizer_of(module.parameters())
-    kept, own = torchft_diloco.begin(module, optimizer, EVERY), _step(module, optimizer)
+    kept, own = torchft_diloco.begin(module, optimizer, EVERY), _step(module, optimizer, loss)
 
-    def step(images: Tensor, labels: Tensor, _: object = kept) -> None:
-        own(images, labels)
+    def step(batch: Batch, _: object = kept) -> None:
+        own(batch)
 
     return step
 

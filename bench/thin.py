@@ -29,6 +29,7 @@ from bench.support.course import Course, Point
 from bench.support.report import Cell, Part, Plot, Table, cell, markdown, median, merged
 from bench.thin_cases import CASES, WORKERS, Case, specs
 from computeshare.settings import Settings
+from computeshare.tasks.registry import task_of
 
 RATES_MBIT = (2, 5, 10, 20, 50, 100, 200, 500, 1000)
 """The links of `--plot`."""
@@ -68,7 +69,8 @@ def train_peer(case: Case, method: str, data_dir: Path, over: Links | None, scor
 
 def compare(case: Case, runs: int, data_dir: Path) -> Found:
     """Train with all in turn, then with the peers without a link if the case is `unshaped`. Raises NoLinks."""
-    documents, methods = specs(case)[0], case.peers or tuple(METHODS)
+    (documents, spec), methods = specs(case), case.peers or tuple(METHODS)
+    scored = "accuracy" in task_of(spec).metrics
     own: dict[str, list[Run]] = {name: [] for name in documents}
     peers: dict[str, list[Run]] = {METHODS[method].label: [] for method in methods}
     with (
@@ -78,7 +80,7 @@ def compare(case: Case, runs: int, data_dir: Path) -> Found:
     ):
         for _ in range(runs):
             for name, document in documents.items():
-                own[name].append(_told(name, _ours(ours.train(plane, document, case.limit_s))))
+                own[name].append(_told(name, _ours(ours.train(plane, document, case.limit_s, scored))))
             for method in methods:
                 course = train_peer(case, method, data_dir, theirs, not case.unshaped)
                 label = METHODS[method].label

@@ -5,22 +5,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench import local_loss
 from bench.links import Shape
+from bench.local_loss import ADAMW
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.spec import JobSpec
 
 WORKERS = 2
+MOMENTUM: dict[str, Any] = {"name": "SGD", "lr": 0.02, "momentum": 0.9}
 BASE: dict[str, Any] = {
     "dataset": "mnist",
     "micro_batch": 32,
     "micro_batches_per_round": WORKERS,
-    "optimizer": {"name": "SGD", "lr": 0.02, "momentum": 0.9},
+    "optimizer": MOMENTUM,
     "threads": 1,
     "checkpoint_every": 0,
     "keep": {"every": 1},
     "evaluate_every": 0,
 }
 RESNET: dict[str, Any] = {"model": "resnet18", "input": [3, 32, 32]}
+GPT: dict[str, Any] = {**local_loss.GPT, "micro_batch": 6, "optimizer": ADAMW | {"lr": 0.002}}
 
 
 def codec(up: str, down: str = "") -> dict[str, Any]:
@@ -31,16 +35,32 @@ def codec(up: str, down: str = "") -> dict[str, Any]:
 DIFFERENCES = codec("int8")
 
 
-def local(inner_steps: int, lr: float, codecs: Mapping[str, Any] = DIFFERENCES, delay: int = 0) -> dict[str, Any]:
-    """JobSpec fields for plain local SGD with `inner_steps` steps per round."""
-    inner = {"name": "SGD", "lr": lr, "momentum": 0.9}
-    strategy = {"kind": "local", "inner_steps": inner_steps, "replicas": WORKERS, "inner_optimizer": inner}
-    return {
-        **codecs,
-        "strategy": {**strategy, **({"delay": delay} if delay else {"outer_lr": 1, "outer_momentum": 0})},
-        "micro_batches_per_round": None,  # follows from the strategy
-        "optimizer": None,
-    }
+BUFFER = 14
+"""Units of a version of `gossip`: with 50 steps of 6 samples, an epoch of tinyshakespeare and two versions more are
+24,086 samples.
+"""
+FROM_STRATEGY: dict[str, Any] = {"micro_batches_per_round": None, "optimizer": None}
+"""Fields that follow from a strategy with inner steps."""
+
+
+def local(
+    inner_steps: int,
+    lr: float,
+    codecs: Mapping[str, Any] = DIFFERENCES,
+    delay: int = 0,
+    inner: Mapping[str, Any] = MOMENTUM,
+) -> dict[str, Any]:
+    """JobSpec fields for plain local SGD, or another optimizer, with `inner_steps` steps per round."""
+    stepped = {**inner, "lr": lr}
+    strategy = {"kind": "local", "inner_steps": inner_steps, "replicas": WORKERS, "inner_optimizer": stepped}
+    strategy |= {"delay": delay} if delay else {"outer_lr": 1, "outer_momentum": 0}
+    return {**codecs, **FROM_STRATEGY, "strategy": strategy}
+
+
+def gossip(every: int, batch: int, lr: float = 2e-3) -> dict[str, Any]:
+    """JobSpec fields for strategy `gossip` with so many steps of AdamW between exchanges."""
+    strategy = {"kind": "gossip", "every": every, "buffer": BUFFER, "inner_optimizer": ADAMW | {"lr": lr}}
+    return {**codec("int8", "float32"), "micro_batch": batch, "strategy": strategy}
 
 
 Ours = Mapping[str, Mapping[str, Any]]
@@ -97,6 +117,17 @@ CASES: dict[str, Case] = {
         Shape(20), RESNET, CHOICES, (), 900, 57_600, score_every=6400, unshaped=True, peer_limit_s=60
     ),
     "resnet18-5mbit-auto": Case(Shape(5), RESNET, AUTO, limit_s=600, peer_limit_s=180),
+    "gpt-5mbit": Case(
+        Shape(5),
+        GPT,
+        {
+            "gossip of 50, int8": FROM_STRATEGY | gossip(50, 6),
+            "local of 50, int8": local(50, 0.002, inner=ADAMW),
+            "local of 50, int8, delay": local(50, 0.002, delay=1, inner=ADAMW),
+        },
+        (),
+        60,
+    ),
     "lenet5-to-98": Case(
         Shape(20),
         {"model": "lenet5"},

@@ -1,6 +1,6 @@
 """A small GPT on two workers over thin links, beside a plain PyTorch loop on one machine: loss and time, equal tokens.
 
-    python -m bench.thin_gpt [--rate 5] [--samples 24000] [--ours '{"name": {"codec": ...}}'] [--rates 0.001 0.002]
+    python -m bench.thin_gpt [--rate 5] [--samples 24000] [--ours '{"name": {"codec": ...}}'] [--rates 0.002 0.003]
 
 nanoGPT's setting for a CPU: tinyshakespeare, 12 windows of 64 characters a step. The loop trains once with each of
 `--rates`, with one thread; the one with the lowest loss counts. Workers train by `gossip`, each with 6 windows a step,
@@ -33,7 +33,7 @@ from bench.local_loss import ADAMW, GPT, SAMPLES, WARMUP, job_of_gpt, lasting
 from bench.support import ours
 from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.report import Cell, Part, Table, markdown
-from bench.thin_cases import WORKERS, codec
+from bench.thin_cases import WORKERS, codec, gossip
 from computeshare.runtime.processes import exit_with_parent
 from computeshare.settings import Settings
 from computeshare.tasks.metrics import score
@@ -52,14 +52,9 @@ def local(inner_steps: int, codecs: dict[str, Any], lr: float = 2e-3, delay: int
     return {"strategy": strategy, **codecs}
 
 
-def gossip(every: int, batch: int, lr: float = 2e-3) -> dict[str, Any]:
-    """JobSpec fields for strategy `gossip` with so many steps between exchanges."""
-    strategy = {"kind": "gossip", "every": every, "buffer": 20, "inner_optimizer": ADAMW | {"lr": lr}}
-    return {"micro_batch": batch, "strategy": strategy, **codec("int8", "float32")}
-
-
 OURS = {
     "gossip of 50 steps of 6, int8": gossip(50, 6),
+    "the same, rate 0.003": gossip(50, 6, 3e-3),
     "local of 25, lowrank8": local(25, codec("lowrank8")),
     "local of 50, int4": local(50, codec("int4")),
     "local of 50, lowrank8": local(50, codec("lowrank8")),
@@ -144,7 +139,9 @@ def compare(options: argparse.Namespace, data: Path) -> Part:
             loops.append((*plain(lr, options.samples, data), f"one machine, plain loop, rate {lr:g}"))
         print("{2}: {0:.4f} nats, {1:.1f} s".format(*loops[-1]), file=sys.stderr, flush=True)
     least, longest, _ = min(loops)
-    rows: list[list[Cell]] = [[name, loss, loss - least, seconds, seconds / longest] for loss, seconds, name in loops]
+    rows: list[list[Cell]] = [
+        [name, options.samples, loss, loss - least, seconds, seconds / longest] for loss, seconds, name in loops
+    ]
     with links(WORKERS, Shape(options.rate)) as over, ours.plane(WORKERS, data, over) as plane:
         if options.half_cores:
             _share_a_core(plane)
@@ -154,12 +151,13 @@ def compare(options: argparse.Namespace, data: Path) -> Part:
             document = job_of_gpt(fields, WORKERS, steps, BATCH, options.samples)
             found = ours.train(plane, document, scored=False)
             loss = plane.client.metrics(found.job["id"])["test_loss"][-1]["value"]
-            seconds = found.course.points[-1].seconds
+            last = found.course.points[-1]
+            seconds = last.seconds
             busy, moved = min(found.busy.values()), [each / 1000 for each in found.course.bytes_per_round]
-            rows.append([name, loss, loss - least, seconds, seconds / longest, busy, *moved])
+            rows.append([name, last.samples, loss, loss - least, seconds, seconds / longest, busy, *moved])
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    columns = ["run", "test loss, nats", "above the loop", "seconds", "of the loop's time", "computing, share of it"]
-    columns += ["kB up a round, both workers", "kB down"]
+    columns = ["run", "samples", "test loss, nats", "above the loop", "seconds", "of the loop's time"]
+    columns += ["computing, share of it", "kB up a round, both workers", "kB down"]
     note = f"Goal: at most {GOALS['loss']} nats above the loop in at most {GOALS['time']} of its time."
     title = f"GPT of 0.8 M parameters, {options.samples:,} samples, two workers at {options.rate:g} Mbit/s"
     return Part([Table(title, columns, [row + [None] * (len(columns) - len(row)) for row in rows], note)])
@@ -169,7 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=float, default=5, help="Mbit/s each way")
     parser.add_argument("--samples", type=int, default=SAMPLES)
-    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 2e-3], help="of the loop's optimizer")
+    parser.add_argument("--rates", type=float, nargs="+", default=[2e-3, 3e-3], help="of the loop's optimizer")
     parser.add_argument("--ours", type=json.loads, help="fields of JobSpecs by name, as JSON")
     parser.add_argument("--half-cores", action="store_true", help="a machine is half of a core")
     options = parser.parse_args()
