@@ -10,7 +10,8 @@ import json
 import time
 from typing import Any
 
-from bench.local_loss import ADAMW, GPT, lasting, trained
+from bench.local_loss import lasting, trained
+from bench.support.small_gpt import ADAMW, GPT
 from bench.thin_cases import RESNET
 from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings

@@ -18,10 +18,11 @@ import signal
 import threading
 from typing import Any
 
-from bench.local_loss import ADAMW, SAMPLES, job_of_gpt
+from bench.local_loss import SAMPLES, job_of_gpt
 from bench.support import ours
 from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.report import Cell, Part, Table, markdown
+from bench.support.small_gpt import ADAMW
 from bench.support.wait import wait_until
 from computeshare.settings import Settings
 from computeshare.types import ENDED

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.support.small_gpt import ADAMW, GPT
 from computeshare.codecs.messages import UpdateEncoder, decode_update, feedback_of
 from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.spec import JobSpec
@@ -32,15 +33,6 @@ from computeshare.types import Vector
 
 SAMPLES, REPLICAS, WARMUP = 24_000, 4, 100
 Harm = Callable[[Vector], Vector]
-ADAMW = {"name": "AdamW", "lr": 1e-3, "betas": [0.9, 0.99], "weight_decay": 0.1}
-GPT = {
-    "dataset": "tinyshakespeare",
-    "model": "gpt",
-    "model_args": {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "dropout": 0.0},
-    "clip_norm": 1.0,
-    "decay": "matrices",
-    "evaluate_every": 0,
-}
 
 
 def trained(

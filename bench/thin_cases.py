@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench import local_loss
 from bench.links import Shape
-from bench.local_loss import ADAMW
+from bench.support.small_gpt import ADAMW, GPT
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.spec import JobSpec
 
@@ -24,7 +23,7 @@ BASE: dict[str, Any] = {
     "evaluate_every": 0,
 }
 RESNET: dict[str, Any] = {"model": "resnet18", "input": [3, 32, 32]}
-GPT: dict[str, Any] = {**local_loss.GPT, "micro_batch": 6, "optimizer": ADAMW | {"lr": 0.002}}
+SMALL_GPT: dict[str, Any] = {**GPT, "micro_batch": 6, "optimizer": ADAMW | {"lr": 0.002}}
 
 
 def codec(up: str, down: str = "") -> dict[str, Any]:
@@ -119,7 +118,7 @@ CASES: dict[str, Case] = {
     "resnet18-5mbit-auto": Case(Shape(5), RESNET, AUTO, limit_s=600, peer_limit_s=180),
     "gpt-5mbit": Case(
         Shape(5),
-        GPT,
+        SMALL_GPT,
         {
             "gossip of 50, int8": FROM_STRATEGY | gossip(50, 6),
             "local of 50, int8": local(50, 0.002, inner=ADAMW),

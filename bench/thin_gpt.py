@@ -29,10 +29,11 @@ import psutil
 import torch
 
 from bench.links import NoLinks, Shape, links
-from bench.local_loss import ADAMW, GPT, SAMPLES, WARMUP, job_of_gpt, lasting
+from bench.local_loss import SAMPLES, WARMUP, job_of_gpt, lasting
 from bench.support import ours
 from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.report import Cell, Part, Table, markdown
+from bench.support.small_gpt import ADAMW, GPT
 from bench.thin_cases import WORKERS, codec, gossip
 from computeshare.runtime.processes import exit_with_parent
 from computeshare.settings import Settings

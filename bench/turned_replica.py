@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.local_loss import ADAMW, GPT, Harm, lasting, trained
+from bench.local_loss import Harm, lasting, trained
+from bench.support.small_gpt import ADAMW, GPT
 from computeshare.settings import Settings
 
 REPLICAS = 5

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -128,7 +128,7 @@ class NextVersion:
         clock.lap("step")
         sha256 = self._helper.submit(version.digest.hexdigest).result()
         clock.lap("encode")
-        return Made(model, sha256, [None] * weights_parts(layout), draft.bytes, {}, draft.name)
+        return Made(model, sha256, [None] * weights_parts(layout), draft.bytes, _staleness(base, parts), draft.name)
 
     def combine(
         self, base: RoundState, parts: dict[int, Received], samples: Sequence[int], published: Weights
@@ -146,8 +146,7 @@ class NextVersion:
         """
         if self._audits:
             self._audits.check(base, parts)
-        ages = [staleness(parts[m].base, base.token) for m in sorted(parts)]
-        about: dict[str, Any] = {"staleness": ages} if any(ages) else {}
+        about = _staleness(base, parts)
         if self._peers:
             gradient, buffers, found = self._mean(
                 self._peers.newest(base, parts, published.parameters), base, published
@@ -156,7 +155,7 @@ class NextVersion:
         server_step = self.job.server_step
         updates = RoundUpdates(self.job.gatherer, base, parts, lambda: server_step.average(samples))
         try:
-            gradient = server_step.combine(updates.read, samples, ages)
+            gradient = server_step.combine(updates.read, samples, about.get("staleness", [0] * len(parts)))
         finally:
             self.job.gatherer.settle()
         return gradient, updates.buffers.value, about
@@ -234,3 +233,9 @@ class NextVersion:
         whole = server_step.publish_whole(made.model)[0]
         chain.renew(token, sum(map(len, whole)))
         return Link(whole, len(chain.tokens) - 1, outdated)
+
+
+def _staleness(base: RoundState, parts: Mapping[int, Received]) -> dict[str, Any]:
+    """For the version's event: `staleness`, by unit in ascending order, if any update is stale."""
+    ages = [staleness(parts[m].base, base.token) for m in sorted(parts)]
+    return {"staleness": ages} if any(ages) else {}

@@ -43,7 +43,7 @@ class LocalReplica:
         """Raises SpecError where torch refuses the arguments of `inner`."""
         try_out(inner, rules)
         self._replica = Replica(instance, plan, device, execution=execution, flat_gradient=False)
-        self._on_cpu = device.type == "cpu"
+        self._on_cpu = device.type == "cpu" and not execution.channels_last  # the kernels know no memory order
         self._parameters = [one for _, one, _ in entries(instance.module) if isinstance(one, nn.Parameter)]
         self._rules, self._decayed = rules, [rules.decays(p.shape) for p in self._parameters]
         self._base: Vector = self._replica.parameters.read()

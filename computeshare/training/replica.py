@@ -47,7 +47,7 @@ class Replica:
         flat_gradient: bool = True,
     ) -> None:
         """`sent`: turns a gradient, or a bucket of it, into the values to send. `flat_gradient`: keep the gradient as
-        one vector, which `compute` needs; else each `backward` leaves new tensors in `grad`, and adds to none.
+        one vector, which `compute` needs; else each `backward` leaves new tensors in `grad`.
         """
         module, layout = instance.module, instance.layout
         self._task, self._split = instance.task, instance.split

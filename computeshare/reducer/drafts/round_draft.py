@@ -72,10 +72,12 @@ class Drafts:
         if not self._job.has_drafts or base.token == self._failed:
             return
         try:
-            if base.status != "running" or not self._may_count(base, received):
+            offers = self._session.offers() if base.status == "running" else {}
+            sources: Sources = {**offers, **received}
+            if base.status != "running" or not self._may_count(base, sources):
                 self.drop()
-            if base.status == "running" and (offers := self._session.offers()):
-                self._draft_more(base, model, {**offers, **received})
+            if offers:
+                self._draft_more(base, model, sources)
             self._keep()
         except (CodecError, FloatingPointError, RedisError) as error:
             # what is invalid is refused if it is submitted; if the broker is away or has no room, the next look says so
@@ -112,12 +114,14 @@ class Drafts:
             self._session.drop_draft(self._draft.name)
         self._draft = None
 
-    def _may_count(self, base: RoundState, received: Mapping[int, Received]) -> bool:
-        """Whether nothing that was accepted so far contradicts the draft."""
+    def _may_count(self, base: RoundState, sources: Sources) -> bool:
+        """Whether nothing that was accepted or offered so far contradicts the draft: another worker may have offered
+        the update of one that died.
+        """
         draft = self._draft
         if draft is None:
             return True
-        return base.token == draft.base and all(draft.nonces.get(m) == one.nonce for m, one in received.items())
+        return base.token == draft.base and all(draft.nonces.get(m) == one.nonce for m, one in sources.items())
 
     def _keep(self) -> None:
         """Keep the draft from expiring."""

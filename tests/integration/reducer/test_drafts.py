@@ -18,6 +18,7 @@ from computeshare.worker.seat.drafts.draft_reader import DraftReader
 from computeshare.worker.seat.weights_receiver import WeightsReceiver
 from tests.support.drafts import Follower, Sending, follow, leased
 from tests.support.job_reducer import ADAM, Job, Worker, spec_of
+from tests.support.rounds import events
 from tests.support.wait import wait_until
 
 MOMENTUM = {"name": "SGD", "lr": 0.05, "momentum": 0.9}
@@ -131,6 +132,27 @@ def test_with_a_delay_a_round_is_drafted_of_what_was_offered_before_it_began(
         made += draft_of(early) == told[0]
     early.reducer.close()
     assert early.digest() == expected and made == early.spec.rounds_total
+    ages = [[event.get("staleness") for event in events(job.store, "version")] for job in (whole, early)]
+    assert ages[0] == ages[1] and any(ages[1]), "the ledger says on which versions they were computed"
+
+
+def test_an_update_that_takes_the_place_of_a_dead_workers_begins_another_draft(start: Callable[..., Job]) -> None:
+    job = start()
+    hand, lost = follow(job, "a"), follow(job, "b")
+    mine, its = leased(hand, lost)
+    mine.offer(3)
+    its.offer(3)
+    job.reducer.advance()
+    first = drafted(job)[-1][0]
+    lost.session.leave("gone")
+    again = Sending(hand, hand.session.lease(mine.token))
+    again.offer(3)
+    job.reducer.advance()
+    assert drafted(job)[-1][0] != first and not job.redis.exists(job.store.keys.draft(first))
+    again.submit()
+    mine.submit()
+    job.reducer.advance()
+    assert draft_of(job) == drafted(job)[-1][0]
 
 
 def test_a_bucket_is_made_once_every_update_of_the_round_has_it(start: Callable[..., Job]) -> None:

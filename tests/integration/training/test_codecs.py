@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.local_loss import ADAMW, GPT
+from bench.support.small_gpt import ADAMW, GPT
 from computeshare.codecs.messages import UpdateEncoder, decode_update, feedback_of
 from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.spec import JobSpec

@@ -22,6 +22,11 @@ def _batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     return images, (images[:, :20].sum(1) > images[:, 20:].sum(1)).long()
 
 
+def _loss(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    images, labels = batch
+    return nn.functional.cross_entropy(module(images), labels)
+
+
 def _train(rank: int, queue: Any, store: str) -> None:
     """As one rank, train twice as many steps as there may be between two averages; tell weights and accuracy."""
     torch.set_num_threads(1)
@@ -34,11 +39,11 @@ def _train(rank: int, queue: Any, store: str) -> None:
             return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
         before = _digest(module)
-        step = method.build(module, optimizer_of, _batch(0))
-        seconds = compute_s(module, optimizer_of, _batch(0))
+        step = method.build(module, optimizer_of, _loss, _batch(0))
+        seconds = compute_s(module, optimizer_of, _loss, _batch(0))
         unchanged = before == _digest(module)
         for number in range(2 * EVERY):
-            step(*_batch(RANKS * number + rank))
+            step(_batch(RANKS * number + rank))
         images, labels = _batch(10_000)
         right = (module(images).argmax(1) == labels).float().mean().item()
         queue.put((rank, method.label, _digest(module), right, unchanged and seconds > 0))

@@ -94,11 +94,13 @@ class VersionReader:
             return
         with self._holding:  # the memory of those before may be written anew
             self._held = dict([*self._held.items()][1 - KEPT :])
-        weights = self._inbox.fetch(session, token)
-        if weights is not None:
-            with self._holding:
-                self._held[token] = weights
-        self._inbox.look_out(self.newest)
+        try:
+            weights = self._inbox.fetch(session, token)
+            if weights is not None:
+                with self._holding:
+                    self._held[token] = weights
+        finally:
+            self._inbox.look_out(self.newest)
 
     def _run(self) -> None:
         while not self.is_over:
