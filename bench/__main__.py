@@ -25,7 +25,7 @@ RESNET = ("--model", "resnet18", "--input", "3", "32", "32")
 SKIPPED = "skipped: "
 QUICK: dict[str, Sequence[str]] = {
     "simplenet": ("--limit", "8"),
-    "gpt": ("--limit", "8", "--peers", "ddp"),
+    "gpt": ("--limit", "45", "--peers", "ddp"),
     "lenet5": ("--limit", "60", "--samples", "6400", "--score-every", "3200"),
     "resnet18": ("--limit", "120", "--samples", "256", "--score-every", "128", "--peers", "ddp", "powersgd4"),
 }

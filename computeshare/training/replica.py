@@ -66,7 +66,8 @@ class Replica:
         self.counters = flat(_of_kind(module, "counter"), torch.int64)
         for parameter, gradient in zip(parameters, gradients, strict=flat_gradient):
             parameter.grad = gradient
-        self._parameters, self._is_flat = parameters, flat_gradient
+        self._parameters, self._loose = parameters, () if flat_gradient else parameters
+        """All, and those whose gradients are tensors of their own."""
         self._loaded_buffers, self._loaded_counters = self.buffers.read(), self.counters.read()
         self._ahead: dict[int, list[Batch]] = {}
         self._is_clean = True  # the gradient is zero
@@ -154,7 +155,7 @@ class Replica:
                 take(len(self._layout.buckets), self.buffers.read())
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
-        for parameter in () if self._is_flat else self._parameters:
+        for parameter in self._loose:
             parameter.grad = _dense(parameter)
         return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 
@@ -188,7 +189,7 @@ class Replica:
     def _clean(self) -> None:
         if not self._is_clean:
             self._gradient.zero()
-            for parameter in () if self._is_flat else self._parameters:
+            for parameter in self._loose:
                 parameter.grad = None
         self._is_clean = True
 

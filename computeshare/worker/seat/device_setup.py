@@ -115,7 +115,7 @@ class LoadedModel:
         drafts = drafts_of(seat, layout)
         running = (drafts,) if drafts else ()
         if spec.strategy.overlaps:
-            inbox = WeightsReceiver(session, codecs.down, layout, None, drafts, KEPT, built)
+            inbox = WeightsReceiver(session, codecs.down, layout, drafts=drafts, kept=KEPT, built=built)
             about_loop = feedback, inbox, encoder, self.memory, peer
             overlapping = overlapping_loop(seat, devices, *about_loop, offers=drafts is not None)
             return Training(*about, overlapping.run, running, devices)
