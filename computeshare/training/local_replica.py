@@ -41,9 +41,9 @@ class LocalReplica:
         execution: Execution = PLAIN,
     ) -> None:
         """Raises SpecError where torch refuses the arguments of `inner`."""
-        try_out(inner, rules)
+        self._fused = device.type == "cpu" and not execution.channels_last  # the kernels know no memory order
+        try_out(inner, rules, self._fused)
         self._replica = Replica(instance, plan, device, execution=execution, flat_gradient=False)
-        self._on_cpu = device.type == "cpu" and not execution.channels_last  # the kernels know no memory order
         self._parameters = [one for _, one, _ in entries(instance.module) if isinstance(one, nn.Parameter)]
         self._rules, self._decayed = rules, [rules.decays(p.shape) for p in self._parameters]
         self._base: Vector = self._replica.parameters.read()
@@ -136,7 +136,7 @@ class LocalReplica:
         copies = [nn.Parameter(p.detach().clone()) for p in self._parameters]
         for copy in copies:
             copy.grad = torch.zeros_like(copy)
-        stepped = build_optimizer(self._inner, self._rules, copies, self._decayed, self._on_cpu)
+        stepped = build_optimizer(self._inner, self._rules, copies, self._decayed, self._fused)
         stepped.step()
         for parameter, copy in zip(self._parameters, copies, strict=True):
             state = optimizer.state.get(parameter, {})
@@ -153,7 +153,7 @@ class LocalReplica:
 
     def _fresh(self) -> torch.optim.Optimizer:
         # built anew, not cleared: some optimizers create state in their constructor
-        return build_optimizer(self._inner, self._rules, self._parameters, self._decayed, self._on_cpu)
+        return build_optimizer(self._inner, self._rules, self._parameters, self._decayed, self._fused)
 
 
 def _forms(state: dict[str, Any]) -> dict[str, object]:

@@ -287,12 +287,14 @@ def clip(gradients: Iterable[Tensor], norm: float) -> None:
         torch._foreach_mul_(gradients, torch.clamp(norm / (total + 1e-6), max=1.0))
 
 
-def try_out(spec: OptimizerSpec, rules: StepRules) -> None:
-    """Take a step on a single value, since torch refuses some arguments only in a step. Raises SpecError."""
+def try_out(spec: OptimizerSpec, rules: StepRules, fused: bool = False) -> None:
+    """Take a step on a single value, since torch refuses some arguments only in a step; `fused` as for
+    `build_optimizer`. Raises SpecError.
+    """
     parameter = nn.Parameter(torch.ones(1))
     parameter.grad = torch.ones(1)
     try:
-        build_optimizer(spec, rules, [parameter], [True]).step()
+        build_optimizer(spec, rules, [parameter], [True], fused).step()
     except Exception as error:  # torch checks few arguments; others fail with any exception
         raise SpecError(f"optimizer {spec.name} refuses its arguments {spec.arguments}: {error}") from error
 

@@ -110,8 +110,8 @@ class Replica:
         """
         if not goes_on():
             raise Interrupted("the work was called off")
+        assert self._buckets, "made with `flat_gradient` false"
         self.rewind()
-        assert self._buckets, "the gradient is one vector"
         if take is None:
             loss = self.backward(micro_batch)
             return Update(self._sent(self._gradient.read()), self.buffers.read(), loss.item())

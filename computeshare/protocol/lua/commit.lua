@@ -86,7 +86,6 @@ redis.call("DEL", full_key)
 if stays then
   redis.call("HDEL", suspects_key, unpack(units))
   redis.call("HDEL", received_key, unpack(units))
-  if redis.call("HLEN", received_key) >= tonumber(next_needed) then redis.call("RPUSH", full_key, next_token) end
 elseif delay == "1" then
   redis.call("HSET", round_key, "cursor", ahead_cursor, "ahead_cursor", "0")
   for _, key in ipairs({suspects_key, audits_key, copies_key, disputes_key}) do
@@ -94,14 +93,14 @@ elseif delay == "1" then
   end
   redis.call("DEL", received_key)
   if redis.call("EXISTS", early_key) == 1 then redis.call("RENAME", early_key, received_key) end
-  local are_offered = redis.call("EXISTS", early_offers_key) == 1
-  if are_offered then redis.call("RENAME", early_offers_key, offers_key) end -- they may complete parts of a draft
-  local is_full = redis.call("HLEN", received_key) >= tonumber(next_needed)
-  if (is_full or are_offered) and next_total ~= "0" then redis.call("RPUSH", full_key, next_token) end
+  if redis.call("EXISTS", early_offers_key) == 1 then redis.call("RENAME", early_offers_key, offers_key) end
 else
   redis.call("HSET", round_key, "cursor", "0")
   redis.call("DEL", leases_key, backups_key, received_key, free_key, suspects_key, audits_key, copies_key, disputes_key)
   for micro_batch in carried:gmatch("%d+") do redis.call("RPUSH", free_key, micro_batch) end
+end
+if next_total ~= "0" then
+  wake_reducer_if_due(full_key, next_token, received_key, offers_key, tonumber(next_needed), tonumber(next_total))
 end
 redis.call("LPUSH", recent_key, next_token)
 redis.call("LTRIM", recent_key, 0, tonumber(recent) - 1)

@@ -18,7 +18,7 @@ if doubters:find(mark, 1, true) then return 1 end
 redis.call("HSET", round_key, "doubters", doubters .. mark)
 if again == "1" then
   redis.call("HSET", round_key, "doubted", token)
-  redis.call("RPUSH", full_key, token)
+  wake_reducer(full_key, token)
 end
 append_event(events_key, "doubted",
   cjson.encode({token = token, version = tonumber(token:match("%.(%d+)%.")), worker = worker}))

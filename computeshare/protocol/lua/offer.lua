@@ -12,8 +12,8 @@ local parts = slice(ARGV, 6) -- their indices
 if #nonce > LONGEST_NAME then return redis.error_reply("a submission's nonce has at most 100 characters") end
 local status, current, total, most, delay, base, first, count = unpack(redis.call("HMGET", round_key, "status", "token",
   "total", "parts", "delay", "base", "first", "count"))
-local is_early = delay == "1" and tonumber(micro_batch) >= first + count
-local computed_on = (delay ~= "1" or is_early or (base or "") == "") and current or base
+local is_early = delay == "1" and is_of_next_round(micro_batch, first, count)
+local computed_on = delay == "1" and delayed_base(is_early, current, base) or current
 if status ~= "running" or token ~= computed_on then return 0 end
 local holder, lessee = (redis.call("HGET", leases_key, micro_batch) or ""):match("^(.-)|.-|.-|(.*)$")
 if holder ~= session or lessee ~= worker then return 0 end
@@ -36,8 +36,7 @@ for _, part in ipairs(parts) do
     is_everywhere = is_everywhere and each:find("," .. part .. ",", 1, true) ~= nil
   end
   if is_everywhere then
-    redis.call("DEL", full_key)
-    redis.call("RPUSH", full_key, current)
+    wake_reducer(full_key, current)
     return 1
   end
 end

@@ -43,6 +43,24 @@ local function wake(versions_key, field, value) -- all waiting workers of the jo
   redis.call("XADD", versions_key, "MAXLEN", "16", "*", field, value)
 end
 
+local function wake_reducer(full_key, token)
+  redis.call("DEL", full_key)
+  redis.call("RPUSH", full_key, token)
+end
+
+-- once a version can be made, or what is offered may complete parts of its draft
+local function wake_reducer_if_due(full_key, token, received_key, offers_key, needed, total)
+  local received, offered = redis.call("HLEN", received_key), redis.call("HLEN", offers_key)
+  if received >= needed or offered > 0 and received + offered >= total then wake_reducer(full_key, token) end
+end
+
+-- with a delay, micro-batches from `first` + `count` on are of the round after the current one
+local function is_of_next_round(micro_batch, first, count) return tonumber(micro_batch) >= first + count end
+
+local function delayed_base(is_early, current, base) -- with a delay: the version to compute on; `base`: the one before
+  return (is_early or (base or "") == "") and current or base
+end
+
 -- limits in bytes, those of `computeshare/protocol/limits.py`: of ids and of events that workers write
 local LONGEST_NAME, LONGEST_EVENT = 100, 65536
 

@@ -26,7 +26,7 @@ local micro_batches, losses = slice(ARGV, 7, 2), slice(ARGV, 8, 2)
 local status, current, opened, total, needed, closed, recent, sharers, limit, most, peers, delay, base, first, count,
   ahead = unpack(redis.call("HMGET", round_key, "status", "token", "opened", "total", "needed", "closed", "recent",
     "sharers", "limit", "parts", "peers", "delay", "base", "first", "count", "ahead"))
-delay, base = delay == "1", base or ""
+delay = delay == "1"
 total, needed, sharers, limit = tonumber(total), tonumber(needed), tonumber(sharers), tonumber(limit)
 most = tonumber(most or "0")
 parts = math.max(1, parts)
@@ -125,10 +125,10 @@ local function measure(who, each, at_least) -- update a worker's time per unit; 
   redis.call("HSET", speeds_key, who, string.format("%.1f|%.0f", math.max(1, each), now))
 end
 
-local function is_early(micro_batch) return delay and tonumber(micro_batch) >= first + count end
+local function is_early(micro_batch) return delay and is_of_next_round(micro_batch, first, count) end
 local function is_late(micro_batch, place) -- whether its update will not count any more; `place`: in this submission
   if not delay then return behind + math.floor(place / needed) >= tonumber(recent) end
-  return token ~= ((is_early(micro_batch) or base == "") and current or base)
+  return token ~= delayed_base(is_early(micro_batch), current, base)
 end
 
 local disputed, disputes = {}, redis.call("HGETALL", disputes_key) -- units that are of no worker's share
@@ -211,9 +211,5 @@ for lease, units in pairs(overtaken) do -- the other worker takes at least this 
   local since, holder = lease:match("^(.-)|(.*)$")
   measure(holder, (now - since) / units, true)
 end
-local received, offered = redis.call("HLEN", received_key), redis.call("HLEN", offers_key)
-if received >= needed or offered > 0 and received + offered >= total then -- the latter may complete buckets of a draft
-  redis.call("DEL", full_key)
-  redis.call("RPUSH", full_key, current)
-end
+wake_reducer_if_due(full_key, current, received_key, offers_key, needed, total)
 return answer("accepted")

@@ -254,3 +254,23 @@ def test_steps_are_fused_where_that_is_wanted_and_torch_has_a_kernel_for_the_cpu
         for fused in (True, False):
             made = build_optimizer(OptimizerSpec(name=name, lr=0.1), EVERY_STEP_ALIKE, [parameter], [True], fused)
             assert bool(made.param_groups[0].get("fused")) == (fused and known)
+
+
+@pytest.mark.parametrize(("name", "arguments"), [one for one in VARIANTS if one[0] in FUSED], ids=str)
+def test_fused_steps_are_those_of_torchs_plain_optimizer_but_for_their_last_bits(
+    name: str, arguments: dict[str, Any]
+) -> None:
+    spec, rules = OptimizerSpec(name=name, **arguments), StepRules(decay="matrices")
+    ends = []
+    for fused in (False, True):
+        parameters = [*model().parameters()]
+        optimizer = build_optimizer(spec, rules, parameters, [rules.decays(p.shape) for p in parameters], fused)
+        torch.manual_seed(1)
+        for _ in range(5):
+            for parameter in parameters:
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+        ends.append(parameters)
+    for plain, found, start in zip(*ends, model().parameters(), strict=True):
+        torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-6)
+        assert not torch.equal(found, start)
