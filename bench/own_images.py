@@ -10,7 +10,6 @@ joins over TCP; it is killed by SIGKILL when half of the training images have ar
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -65,7 +64,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, ours.plane(1, Path(folder)) as plane:
         shapes.write(Path(folder) / NAME, options.images)
         say(f"{options.images:,} images made")
-        added = add(plane, Path(folder) / NAME)
+        added = ours.add_data(plane, NAME, Path(folder) / NAME)
         say(f"added: {added['bytes'] / 1e6:,.0f} MB")
         data = Data.of(plane, added)
         part = measure(plane, data, options)
@@ -76,13 +75,6 @@ def main() -> None:
 
 def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
-
-
-def add(plane: ours.Plane, folder: Path) -> dict[str, Any]:
-    """Add the images as a user does; returns the data set."""
-    command = [sys.executable, "-m", "computeshare.cli.main", "data", "add", NAME, str(folder)]
-    where = ["--home", str(plane.stack.settings.home), "--json"]
-    return dict(json.loads(subprocess.run([*command, *where], check=True, capture_output=True).stdout))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +96,7 @@ class Data:
 
     @classmethod
     def of(cls, plane: ours.Plane, added: dict[str, Any]) -> "Data":
-        folder = BundleStore(plane.stack.settings.bundles_dir).open_files(added["bundle"])
+        folder = plane.bundles.open_files(added["bundle"])
         mean, std = (torch.tensor(added["facts"][name]).reshape(3, 1, 1) for name in ("mean", "std"))
         size = sum(path.stat().st_size for path in (folder / TRAINING_FILES).iterdir())
         return cls(folder, added["bundle"], mean, std, size)

@@ -40,6 +40,7 @@ class Rank:
     interface: str
     spec: str
     data_dir: str
+    bundles: str
     score_every: int
     method: str
 
@@ -53,6 +54,7 @@ def train(
     limit_s: float | None = None,
     until: float | None = None,
     method: str = "ddp",
+    bundles: Path | None = None,
 ) -> Course:
     """Train with `ranks` processes, one micro-batch each per round, `spec.threads` (or one) threads each.
 
@@ -62,12 +64,13 @@ def train(
         limit_s: end after this many seconds of training.
         until: end once this test accuracy (a fraction) is reached.
         method: how the ranks train together, one of `peer_methods.METHODS`.
+        bundles: folder with the files of the spec's data set, if a user added it.
     Raises: RuntimeError: a rank failed, or there was no version in time.
     """
     host = links.each[0].address if links else "127.0.0.1"
     interface = links.interface if links else ("lo0" if sys.platform == "darwin" else "lo")
     address = f"tcp://{host}:{free_port()}"
-    shared = (ranks, address, interface, spec.model_dump_json(), str(data_dir), score_every, method)
+    shared = (ranks, address, interface, spec.model_dump_json(), str(data_dir), str(bundles or ""), score_every, method)
     with tempfile.TemporaryFile("w+") as log, metered(links) as meter:
         processes = [_start(Rank(rank, *shared), links, log) for rank in range(ranks)]
         clock = Clock(processes)
@@ -172,11 +175,14 @@ def _train(told: Rank) -> None:
     import torch.distributed as dist
 
     from bench.peer_methods import METHODS, compute_s
+    from computeshare.bundles.store import BundleStore
+    from computeshare.tasks.metrics import score
+    from computeshare.tasks.modules import weights_of
     from computeshare.tasks.registry import task_of
 
     spec = JobSpec.model_validate_json(told.spec)
     torch.set_num_threads(spec.threads or 1)
-    task = task_of(spec)
+    task = task_of(spec, BundleStore(Path(told.bundles)) if told.bundles else None)
     instance = task.instance(spec.seed, "train", Path(told.data_dir))
     module, split, method = instance.module.train(), instance.split, METHODS[told.method]
 
@@ -199,21 +205,13 @@ def _train(told: Rank) -> None:
         if told.score_every and version % told.score_every == 0:
             report.pause()
             if told.rank == 0:
-                report.accuracy(version, _accuracy(spec, module, Path(told.data_dir)))
+                judge = task.instance(spec.seed, "test", Path(told.data_dir))
+                report.accuracy(version, score(judge, weights_of(module, judge.layout)).metrics["accuracy"])
             dist.barrier()
             report.resume()
     report.tell()
     dist.barrier()
     dist.destroy_process_group()
-
-
-def _accuracy(spec: JobSpec, module: Any, data_dir: Path) -> float:
-    from computeshare.tasks.metrics import score
-    from computeshare.tasks.modules import weights_of
-    from computeshare.tasks.registry import task_of
-
-    judge = task_of(spec).instance(spec.seed, "test", data_dir)
-    return score(judge, weights_of(module, judge.layout)).metrics["accuracy"]
 
 
 class Report:

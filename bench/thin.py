@@ -15,6 +15,7 @@ measures at rates from 2 to 1,000 Mbit/s, or at those given, in place of the cas
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,11 +24,11 @@ from typing import Any
 from bench import peer_ddp
 from bench.links import Links, NoLinks, Shape, links
 from bench.peer_methods import METHODS
-from bench.support import ours
+from bench.support import ours, shapes
 from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.course import Course, Point
 from bench.support.report import Cell, Part, Plot, Table, cell, markdown, median, merged
-from bench.thin_cases import CASES, WORKERS, Case, specs
+from bench.thin_cases import CASES, NO_DATA, WORKERS, Case, specs
 from computeshare.settings import Settings
 from computeshare.tasks.registry import task_of
 
@@ -57,36 +58,42 @@ class Found:
     apart: Mapping[str, Course]
 
 
-def train_peer(case: Case, method: str, data_dir: Path, over: Links | None, scored: bool) -> Course:
-    """Train with a peer; over links, until the time limit or the case's accuracy is reached."""
-    _, spec = specs(case)
-    every = case.score_every // (spec.micro_batch * WORKERS) if scored else 0
-    limit_s = case.peer_limit_s or case.limit_s
-    if not over:
-        return peer_ddp.train(spec, data_dir, WORKERS, score_every=every, method=method)
-    return peer_ddp.train(spec, data_dir, WORKERS, over, every, limit_s, case.accuracy, method)
-
-
 def compare(case: Case, runs: int, data_dir: Path) -> Found:
     """Train with all in turn, then with the peers without a link if the case is `unshaped`. Raises NoLinks."""
-    (documents, spec), methods = specs(case), case.peers or tuple(METHODS)
-    scored = "accuracy" in task_of(spec).metrics
-    own: dict[str, list[Run]] = {name: [] for name in documents}
-    peers: dict[str, list[Run]] = {METHODS[method].label: [] for method in methods}
+    methods = case.peers or tuple(METHODS)
     with (
         links(WORKERS, case.shape) as ours_links,
         links(WORKERS, replace(case.shape, between=True), 1) as theirs,
         ours.plane(WORKERS, data_dir, ours_links) as plane,
     ):
+        documents, spec = specs(case, _images(plane, case.images) if case.images else NO_DATA)
+        scored = "accuracy" in task_of(spec).metrics
+        own: dict[str, list[Run]] = {name: [] for name in documents}
+        peers: dict[str, list[Run]] = {METHODS[method].label: [] for method in methods}
+
+        def train_peer(method: str, over: Links | None, scored: bool) -> Course:
+            """Train with a peer; over links, until the time limit or the case's accuracy is reached."""
+            every = case.score_every // (spec.micro_batch * WORKERS) if scored else 0
+            limit_s, accuracy = (case.peer_limit_s or case.limit_s, case.accuracy) if over else (None, None)
+            bundles = plane.stack.settings.bundles_dir
+            return peer_ddp.train(spec, data_dir, WORKERS, over, every, limit_s, accuracy, method, bundles)
+
         for _ in range(runs):
             for name, document in documents.items():
                 own[name].append(_told(name, _ours(ours.train(plane, document, case.limit_s, scored))))
             for method in methods:
-                course = train_peer(case, method, data_dir, theirs, not case.unshaped)
+                course = train_peer(method, theirs, not case.unshaped)
                 label = METHODS[method].label
                 peers[label].append(_told(label, Run(course, course.busy, _summary(course))))
-    apart = methods if case.unshaped else ()
-    return Found(own, peers, {METHODS[one].label: train_peer(case, one, data_dir, None, True) for one in apart})
+        apart = methods if case.unshaped else ()
+        return Found(own, peers, {METHODS[one].label: train_peer(one, None, True) for one in apart})
+
+
+def _images(plane: ours.Plane, count: int) -> dict[str, Any]:
+    """Make so many JPEGs, and add them as a data set, which is returned."""
+    with tempfile.TemporaryDirectory() as folder:
+        shapes.write(Path(folder), count)
+        return ours.add_data(plane, "shapes", Path(folder))
 
 
 def _told(name: str, run: Run) -> Run:
@@ -269,6 +276,7 @@ def main() -> None:
     parser.add_argument("--rtt", type=float, help="milliseconds, in place of the case's")
     parser.add_argument("--limit", type=float, help="seconds of each measurement")
     parser.add_argument("--samples", type=int, help="how many all see")
+    parser.add_argument("--images", type=int, help="JPEGs to make and train on, in place of the case's data set")
     parser.add_argument("--score-every", type=int, help="samples between versions that are scored")
     parser.add_argument("--json", type=Path, help="where to write what was found")
     options = parser.parse_args()
@@ -303,6 +311,7 @@ def _changed(case: Case, options: argparse.Namespace) -> Case:
         "limit_s": options.limit,
         "peer_limit_s": options.limit,
         "samples": options.samples,
+        "images": options.images,
         "score_every": options.score_every,
     }
     return replace(case, **_set(given))

@@ -38,6 +38,7 @@ BUFFER = 14
 """Units of a version of `gossip`: with 50 steps of 6 samples, an epoch of tinyshakespeare and two versions more are
 24,086 samples.
 """
+NO_DATA: Mapping[str, Any] = {}
 FROM_STRATEGY: dict[str, Any] = {"micro_batches_per_round": None, "optimizer": None}
 """Fields that follow from a strategy with inner steps."""
 
@@ -87,7 +88,7 @@ class Case:
     `samples`: samples that all train on; 0: as many as the time allows. `score_every`: samples between scores.
     `accuracy`: target (a fraction) for the comparison of times. `unshaped`: peers' accuracy comes from separate runs
     without a link, and their runs over the link measure only rates. `peer_limit_s`: time limit of a peer's run over the
-    link; 0: `limit_s`.
+    link; 0: `limit_s`. `images`: JPEGs to make and train on, in place of the data set of `base`; 0: none.
     """
 
     shape: Shape
@@ -100,6 +101,7 @@ class Case:
     accuracy: float | None = None
     unshaped: bool = False
     peer_limit_s: float = 0.0
+    images: int = 0
 
 
 _SIMPLENET: dict[str, Any] = {"model": "simplenet"}
@@ -114,6 +116,9 @@ CASES: dict[str, Case] = {
     "resnet18-5mbit": Case(Shape(5), RESNET, CHOICES, (), 180),
     "resnet18-20mbit-accuracy": Case(
         Shape(20), RESNET, CHOICES, (), 900, 57_600, score_every=6400, unshaped=True, peer_limit_s=60
+    ),
+    "resnet18-20mbit-jpegs": Case(
+        Shape(20), RESNET, {"local of 50, int8, delay": CHOICES["local of 50, int8, delay"]}, (), 90, images=20_000
     ),
     "resnet18-5mbit-auto": Case(Shape(5), RESNET, AUTO, limit_s=600, peer_limit_s=180),
     "gpt-5mbit": Case(
@@ -139,16 +144,23 @@ CASES: dict[str, Case] = {
 }
 
 
-def specs(case: Case) -> tuple[dict[str, dict[str, Any]], JobSpec]:
-    """The documents of ComputeShare's jobs, and the peers' JobSpec."""
-    peer = JobSpec.model_validate_json(json.dumps({**BASE, **case.base, "rounds": 1}))
-    documents = {name: _document(case, fields) for name, fields in case.ours.items()}
+def specs(case: Case, data: Mapping[str, Any] = NO_DATA) -> tuple[dict[str, dict[str, Any]], JobSpec]:
+    """The documents of ComputeShare's jobs, and the peers' JobSpec.
+
+    Args:
+        data: the data set to train on, as `ours.add_data`; empty: that of the case's `base`.
+    """
+    facts = {**data["facts"], "kind": data["kind"], "bundle": data["bundle"]} if data else {}
+    given = {"dataset": data["name"], "data": facts} if data else {}
+    peer = JobSpec.model_validate_json(json.dumps({**BASE, **case.base, **given, "rounds": 1}))
+    documents = {name: _document(case, fields, given) for name, fields in case.ours.items()}
     return documents, peer.model_copy(update={"rounds": _rounds_of(peer.plan, case.samples)})
 
 
-def _document(case: Case, fields: Mapping[str, Any]) -> dict[str, Any]:
-    document = {name: value for name, value in {**BASE, **case.base, **fields}.items() if value is not None}
+def _document(case: Case, fields: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    document = {name: value for name, value in {**BASE, **case.base, **given, **fields}.items() if value is not None}
     plan = JobSpec.model_validate_json(json.dumps({**document, "rounds": 1})).plan
+    document.pop("data", None)  # the API has these facts from the data set's name
     document.setdefault("rounds", _rounds_of(plan, case.samples))
     if case.score_every:
         document["checkpoint_every"] = max(1, case.score_every // (plan.micro_batch * plan.micro_batches_per_round))

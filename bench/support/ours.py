@@ -21,6 +21,7 @@ import psutil
 from bench.links import Link, Links
 from bench.support.course import Course, Point
 from bench.support.meter import Meter, metered
+from computeshare.bundles.store import BundleStore
 from computeshare.checkpoints.store import Artifacts
 from computeshare.client import Client
 from computeshare.jobspec.spec import JobSpec
@@ -54,6 +55,11 @@ class Plane:
     @property
     def database(self) -> Path:
         return self.stack.settings.home / "computeshare.db"
+
+    @property
+    def bundles(self) -> BundleStore:
+        """With the files of data sets that were added."""
+        return BundleStore(self.stack.settings.bundles_dir)
 
     def pids(self) -> dict[str, list[int]]:
         """Process ids by role; a `seat` is the process in which a worker trains."""
@@ -112,6 +118,13 @@ def plane(workers: int, data_dir: Path, links: Links | None = None, front: Front
                     yield Plane(stack, client, data_dir, links, started)
                 finally:
                     _stop(started)
+
+
+def add_data(plane: Plane, name: str, folder: Path) -> dict[str, Any]:
+    """Add a folder as a data set, as a user does; returns the data set as the API has it."""
+    command = [sys.executable, "-m", "computeshare.cli.main", "data", "add", name, str(folder)]
+    where = ["--home", str(plane.stack.settings.home), "--json"]
+    return dict(json.loads(subprocess.run([*command, *where], check=True, capture_output=True).stdout))
 
 
 def _start_workers(stack: Stack, links: Links, data_dir: Path) -> tuple["subprocess.Popen[bytes]", ...]:
@@ -251,7 +264,7 @@ def score(spec: JobSpec, plane: Plane, job_id: str, tokens: list[Token]) -> dict
     if not tokens:
         return {}
     artifacts = Artifacts(plane.stack.settings.artifacts_dir, job_id)
-    judge = task_of(spec).instance(spec.seed, "test", plane.data_dir)
+    judge = task_of(spec, plane.bundles).instance(spec.seed, "test", plane.data_dir)
     return {
         token.version: metrics.score(judge, judge.layout.gather(artifacts.tensors(token))).metrics["accuracy"]
         for token in tokens
