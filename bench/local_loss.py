@@ -1,9 +1,11 @@
 """The loss that local steps cost: `gpt` on tinyshakespeare with `local` at equal samples, in one process, no broker.
 
     python -m bench.local_loss [--steps 0 10 50] [--seeds 0 1 2] [--states restart kept] [--outer LR MOMENTUM]
+    python -m bench.local_loss --replicas 2 --batch 6 --states kept --outer 1 0 --inner '{"lr": 0.003}' --steps 50
 
 Prints a line of JSON per run: the loss on the test split, in nats. 0 steps is `sync` with nanoGPT's setting for a CPU,
-12 samples a round. `local` has four replicas, each with a warm-up of 100 steps.
+12 samples a round. `local` has four replicas or another number, each with a warm-up of 100 steps. The second command is
+local SGD as torch's users write it: a mean of two ranks' weights after every 50 steps.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import numpy as np
 import torch
 
 from bench.support.small_gpt import ADAMW, GPT
+from bench.thin_cases import codec
 from computeshare.codecs.messages import UpdateEncoder, decode_update, feedback_of
 from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.spec import JobSpec
@@ -31,7 +34,7 @@ from computeshare.training.computation import replica_of
 from computeshare.training.server_step import ServerStep
 from computeshare.types import Vector
 
-SAMPLES, REPLICAS, WARMUP = 24_000, 4, 100
+SAMPLES, WARMUP = 24_000, 100
 Harm = Callable[[Vector], Vector]
 
 
@@ -49,7 +52,7 @@ def trained(
     instance = task_of(spec).instance(spec.seed, "train", data)
     server = ServerStep(spec, instance.layout)
     model = server.publish_whole(server.load(weights_of(instance.module, instance.layout), b""))[1]
-    places = REPLICAS if spec.strategy.keeps_inner else 1
+    places = spec.plan.units_per_round if spec.strategy.keeps_inner else 1
     replicas = [
         replica_of(spec, task_of(spec).instance(spec.seed, "train", data), torch.device("cpu")) for _ in range(places)
     ]
@@ -94,7 +97,8 @@ def job(steps: int, seed: int, state: str, args: argparse.Namespace) -> JobSpec:
     if steps:
         inner = {"inner_steps": steps, "inner_optimizer": ADAMW | args.inner, "inner_state": state}
         outer = {"outer_lr": args.outer[0], "outer_momentum": args.outer[1]}
-        whole |= {"strategy": {"kind": "local", "replicas": REPLICAS, **inner, **outer}, "micro_batch": args.batch}
+        whole |= {"strategy": {"kind": "local", "replicas": args.replicas, **inner, **outer}, "micro_batch": args.batch}
+        whole |= codec(*args.codec)
     else:
         whole |= {"micro_batch": 6, "micro_batches_per_round": 2, "optimizer": ADAMW}
     whole["schedule"] = {"name": "cosine", "warmup": WARMUP / max(steps, 1), "final": 0.1}
@@ -124,6 +128,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, nargs="+", default=[0, 10, 25, 50, 100, 200])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--states", nargs="+", choices=("restart", "kept"), default=["restart"])
+    parser.add_argument("--replicas", type=int, default=4)
+    parser.add_argument("--codec", nargs="+", default=["float16", "float32"], help="up and down, or for both")
     parser.add_argument("--batch", type=int, default=3, help="samples of an inner step")
     parser.add_argument("--outer", type=float, nargs=2, default=(0.7, 0.9), metavar=("LR", "MOMENTUM"))
     parser.add_argument("--inner", type=json.loads, default={}, help="changes to the inner optimizer, as JSON")
@@ -134,8 +140,9 @@ def main() -> None:
                 began = time.monotonic()
                 found = trained(job(steps, seed, state, args), Settings().data_dir)
                 about = {"steps": steps, "state": state, "seed": seed, "outer": args.outer, "batch": args.batch}
+                about |= {"replicas": args.replicas, "codec": args.codec, "inner": args.inner}
                 seconds = round(time.monotonic() - began)
-                print(json.dumps({**about, "inner": args.inner, **found, "seconds": seconds}), flush=True)
+                print(json.dumps({**about, **found, "seconds": seconds}), flush=True)
 
 
 if __name__ == "__main__":

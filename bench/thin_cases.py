@@ -57,10 +57,10 @@ def local(
     return {**codecs, **FROM_STRATEGY, "strategy": strategy}
 
 
-def gossip(every: int, batch: int, lr: float = 2e-3) -> dict[str, Any]:
+def gossip(every: int, batch: int, lr: float = 2e-3, up: str = "int8") -> dict[str, Any]:
     """JobSpec fields for strategy `gossip` with so many steps of AdamW between exchanges."""
     strategy = {"kind": "gossip", "every": every, "buffer": BUFFER, "inner_optimizer": ADAMW | {"lr": lr}}
-    return {**codec("int8", "float32"), "micro_batch": batch, "strategy": strategy}
+    return {**codec(up, "float32"), "micro_batch": batch, "strategy": strategy}
 
 
 Ours = Mapping[str, Mapping[str, Any]]
