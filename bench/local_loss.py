@@ -98,7 +98,7 @@ def job(steps: int, seed: int, state: str, args: argparse.Namespace) -> JobSpec:
         inner = {"inner_steps": steps, "inner_optimizer": ADAMW | args.inner, "inner_state": state}
         outer = {"outer_lr": args.outer[0], "outer_momentum": args.outer[1]}
         whole |= {"strategy": {"kind": "local", "replicas": args.replicas, **inner, **outer}, "micro_batch": args.batch}
-        whole |= codec(*args.codec)
+        whole |= codec(*args.codec) if args.codec else {}
     else:
         whole |= {"micro_batch": 6, "micro_batches_per_round": 2, "optimizer": ADAMW}
     whole["schedule"] = {"name": "cosine", "warmup": WARMUP / max(steps, 1), "final": 0.1}
@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--states", nargs="+", choices=("restart", "kept"), default=["restart"])
     parser.add_argument("--replicas", type=int, default=4)
-    parser.add_argument("--codec", nargs="+", default=["float16", "float32"], help="up and down, or for both")
+    parser.add_argument("--codec", nargs="+", help="up and down, or for both; by default those of a JobSpec")
     parser.add_argument("--batch", type=int, default=3, help="samples of an inner step")
     parser.add_argument("--outer", type=float, nargs=2, default=(0.7, 0.9), metavar=("LR", "MOMENTUM"))
     parser.add_argument("--inner", type=json.loads, default={}, help="changes to the inner optimizer, as JSON")
