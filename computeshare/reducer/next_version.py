@@ -155,7 +155,7 @@ class NextVersion:
         server_step = self.job.server_step
         updates = RoundUpdates(self.job.gatherer, base, parts, lambda: server_step.average(samples))
         try:
-            gradient = server_step.combine(updates.read, samples, about.get("staleness", [0] * len(parts)))
+            gradient = server_step.combine(updates.read, samples, about.get("staleness", ()))
         finally:
             self.job.gatherer.settle()
         return gradient, updates.buffers.value, about
