@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from computeshare.codecs.measured_link import MeasuredLink
 from computeshare.codecs.registry import CODECS, PAIRS
 from computeshare.jobspec.spec import CodecSpec, JobSpec
-from computeshare.tensors.layout import BUCKET
+from computeshare.tensors.layout import bucket_values
 
 SENDING = 0.1
 """Largest share of a worker's time that sending, receiving, encoding and decoding should take."""
@@ -172,7 +172,7 @@ def _seconds(spec: JobSpec, pair: CodecSpec, one: MeasuredLink, workers: int) ->
     units = math.ceil(in_round / workers)
     up, down = one.messages[pair.up], one.messages[pair.down]
     ways = units * up.size / one.up_bytes_per_s, down.size / one.down_bytes_per_s
-    parts = math.ceil(spec.parameters / BUCKET) if spec.has_drafts else 1
+    parts = math.ceil(spec.parameters / bucket_values(spec.parameters)) if spec.has_drafts else 1
     link = max(ways) + min(ways) / parts  # parts of a draft come down while later parts go up
     own, reducing = units * up.encode_s + down.decode_s, in_round * up.decode_s + down.encode_s + down.decode_s
     return own, link + reducing, units * one.compute_s

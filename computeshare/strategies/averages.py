@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from computeshare.tensors.layout import BUCKET
+from computeshare.tensors.layout import bucket_values
 from computeshare.types import Vector
 
 Matrix = NDArray[np.float64]
@@ -221,4 +221,5 @@ def clipped(updates: Iterable[Vector], max_norm: float, norms: Sequence[float] =
 
 def norm(update: Vector) -> float:
     """The Euclidean norm of a whole update."""
-    return math.sqrt(sum(square(update[start : start + BUCKET]) for start in range(0, len(update), BUCKET)))
+    step = bucket_values(len(update))
+    return math.sqrt(sum(square(update[start : start + step]) for start in range(0, len(update), step)))

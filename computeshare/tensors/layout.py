@@ -20,8 +20,15 @@ from computeshare.errors import ShapeError
 from computeshare.types import Counters, Vector
 
 Kind = Literal["parameter", "buffer", "counter"]
-BUCKET = 1 << 20
-"""Values per bucket: parameters travel in buckets of 4 MB of float32."""
+BUCKET, LEAST_BUCKET, PREFERRED_BUCKETS = 1 << 20, 1 << 17, 4
+"""Most values per bucket (4 MB of float32), and fewest of a model that has several: its parameters travel in four
+buckets within these limits, so that parts of a version go down while others come up. Each costs a round trip more.
+"""
+
+
+def bucket_values(parameters: int) -> int:
+    """The number of values in each bucket but the last of a model with so many parameters."""
+    return min(BUCKET, max(LEAST_BUCKET, math.ceil(parameters / PREFERRED_BUCKETS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +108,8 @@ class Layout:
         """The slices of the parameter vector that travel separately; at least one."""
         whole = max(1, self.parameters)
         borders = [0, *self.cuts, whole]
-        runs = [range(start, stop, BUCKET) for start, stop in itertools.pairwise(borders)]
+        step = bucket_values(whole)
+        runs = [range(start, stop, step) for start, stop in itertools.pairwise(borders)]
         starts = [start for run in runs for start in run]
         return tuple(slice(start, min(stop, self.parameters)) for start, stop in itertools.pairwise([*starts, whole]))
 

@@ -18,8 +18,14 @@ from computeshare.types import Blob, Vector
 
 AHEAD_BYTES = 256 << 10
 """Smallest part to send ahead; smaller parts go with the submission, which saves an exchange. Over a link of its own a
-worker sends every part ahead, this much at once.
+worker sends every part ahead, several in one exchange up to so many bytes.
 """
+AT_ONCE_BYTES, AT_ONCE_S = 64 << 10, 0.05
+"""More than so many bytes are not sent in one exchange if they took longer, so that the next version's parts, too, can
+come down one after another.
+"""
+OFFERING_S = 0.01
+"""Parts are offered if the last submission took as long to send: over a fast link an offer costs more than it saves."""
 log = structlog.get_logger()
 
 
@@ -38,7 +44,7 @@ class UpdateQueue:
         offers: bool = False,
     ) -> None:
         """`helper`: the only thread that uses the session's wire, `submit` included; by default a thread for buckets
-        alone. `offers`: send all parts ahead, and tell the reducer of them.
+        alone. `offers`: send all parts ahead, and tell the reducer of them, unless the link is fast.
         """
         self._session, self._encoder, self._offers = session, encoder, offers
         self._ready: deque[tuple[int, int, Blob]] = deque()
@@ -48,6 +54,10 @@ class UpdateQueue:
         self._buffers_change = False
         """Whether buffers were found to change after they had been taken."""
         self._lock = threading.Lock()  # several devices encode with one encoder, whose feedback is the worker's
+        self._at_once = AHEAD_BYTES
+        """Parts that are ready are sent in one exchange until these are so many bytes."""
+        self._is_slow = True
+        """Whether the last submission took long to send, as far as is known."""
         self.begin()
 
     def begin(self, token: str = "") -> None:
@@ -56,7 +66,8 @@ class UpdateQueue:
         Args:
             token: the version that the updates are computed on, if parts are offered.
         """
-        self._token = token if self._offers else ""
+        self._token = token if self._offers and self._is_slow else ""
+        self._sending_s = 0.0
         self.nonce = uuid.uuid4().hex
         """Nonce of the submission."""
         self.encoding_s = 0.0
@@ -93,7 +104,7 @@ class UpdateQueue:
         return take
 
     def _send_ahead(self, unit: int, index: int, part: Blob) -> None:
-        if self._helper and (self._offers or len(part) >= AHEAD_BYTES):
+        if self._helper and (self._token or len(part) >= AHEAD_BYTES):
             self._ready.append((unit, index, part))
             self._sending.append(self._helper.submit(self._send))
 
@@ -139,6 +150,7 @@ class UpdateQueue:
             (unit, [self._left(unit, i, part) for i, part in enumerate(parts)], self._losses[unit])
             for unit, parts in self._messages.items()
         ]
+        began = time.perf_counter()
         try:
             return self._session.submit(token, self.nonce, updates, report, and_lease and waiting is None, waiting)
         except OutOfMemoryError as error:
@@ -146,6 +158,8 @@ class UpdateQueue:
             if self._shared:
                 raise Interrupted("the broker has no room, so that the parts of other workers are gone") from error
             raise
+        finally:
+            self._is_slow = self._sending_s + time.perf_counter() - began >= OFFERING_S
 
     def drop(self) -> None:
         """Give the updates up: wait for the parts being sent, and send no others."""
@@ -176,10 +190,15 @@ class UpdateQueue:
         """Send the parts that are ready, several of a unit in one exchange; an earlier call may have sent them."""
         while self._ready and self._goes_ahead:
             (unit, *_), parts = self._ready[0], dict[int, Blob]()
-            while self._ready and self._ready[0][0] == unit and sum(map(len, parts.values())) < AHEAD_BYTES:
+            while self._ready and self._ready[0][0] == unit and sum(map(len, parts.values())) < self._at_once:
                 _, bucket, parts[bucket] = self._ready.popleft()
+            began = time.perf_counter()
             try:
                 self._session.stage(self.nonce, unit, parts, self._token)
+                elapsed_s = time.perf_counter() - began
+                self._sending_s += elapsed_s
+                in_time = int(sum(map(len, parts.values())) / elapsed_s * AT_ONCE_S)
+                self._at_once = min(AHEAD_BYTES, max(AT_ONCE_BYTES, in_time))
                 self._arrived.update({(unit, bucket): part for bucket, part in parts.items()})
             except (RedisError, Interrupted) as error:  # the rest goes with the submission, if it is still wanted
                 self._goes_ahead = False

@@ -35,7 +35,7 @@ def first(change: Callable[[bytes], bytes]) -> Spoil:
 @pytest.fixture
 def several_buckets(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From the call on models have buckets of 5,000 values: four for the 17,226 of this one."""
-    monkeypatch.setattr(averages, "BUCKET", 5000)
+    monkeypatch.setattr(averages, "bucket_values", lambda _: 5000)
     return lambda: monkeypatch.setattr(layout, "BUCKET", 5000)
 
 

@@ -197,10 +197,10 @@ def test_a_message_that_lacks_a_part_or_has_another_is_refused() -> None:
 
 
 def test_a_vector_travels_in_buckets_and_arrives_whole() -> None:
-    layout = Layout.build(iter([("w", (2 * BUCKET + 3,), "parameter")]))
+    layout = Layout.build(iter([("w", (4 * BUCKET + 3,), "parameter")]))
     vector, none = np.arange(layout.parameters, dtype=np.float32), np.zeros(0, np.float32)
     message = encode_update(CODECS["float32"], vector, none, layout, 0)
-    assert len(message) == update_parts(layout) == 4
+    assert len(message) == update_parts(layout) == 6
     assert np.array_equal(decode_update(CODECS["float32"], message, layout)[0], vector)
     kept = np.empty_like(vector)
     assert decode_update(CODECS["float32"], message, layout, kept)[0] is kept and np.array_equal(kept, vector)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from computeshare.errors import ShapeError
-from computeshare.tensors.layout import BUCKET, Digest, Layout, Weights
+from computeshare.tensors.layout import BUCKET, LEAST_BUCKET, Digest, Layout, Weights
 
 LAYOUT = Layout.build(
     iter(
@@ -81,12 +81,32 @@ def test_weights_of_another_layout_are_refused() -> None:
 
 
 def test_a_bucket_begins_at_each_cut_and_buckets_cover_all_parameters() -> None:
-    size = 3 * BUCKET + 7
+    size = 4 * BUCKET + 7
     whole = Layout.build(iter([("w", (size,), "parameter")]))
-    assert [bucket.start for bucket in whole.buckets] == [0, BUCKET, 2 * BUCKET, 3 * BUCKET]
+    assert [bucket.start for bucket in whole.buckets] == [*range(0, size, BUCKET)]
     cuts = (5, BUCKET + 5, BUCKET + 6)
     cut = replace(whole, cuts=cuts)
-    assert [bucket.start for bucket in cut.buckets] == [0, 5, *cuts[1:], 2 * BUCKET + 6, 3 * BUCKET + 6]
+    assert [bucket.start for bucket in cut.buckets] == [0, 5, BUCKET + 5, *range(BUCKET + 6, size, BUCKET)]
     assert [bucket.stop for bucket in cut.buckets] == [bucket.start for bucket in cut.buckets[1:]] + [size]
     assert sum(cut.bucket_sizes) == size and max(cut.bucket_sizes) <= BUCKET
     assert Layout(()).bucket_sizes == (0,)
+
+
+@pytest.mark.parametrize(
+    ("size", "buckets", "largest"),
+    [
+        (1, 1, 1),
+        (LEAST_BUCKET, 1, LEAST_BUCKET),
+        (LEAST_BUCKET + 1, 2, LEAST_BUCKET),
+        (400_000, 4, LEAST_BUCKET),
+        (4 * LEAST_BUCKET + 4, 4, LEAST_BUCKET + 1),
+        (3_000_001, 4, 750_001),
+        (4 * BUCKET, 4, BUCKET),
+        (4 * BUCKET + 1, 5, BUCKET),
+    ],
+)
+def test_a_model_has_four_buckets_unless_they_would_be_too_small_or_too_large(
+    size: int, buckets: int, largest: int
+) -> None:
+    sizes = Layout.build(iter([("w", (size,), "parameter")])).bucket_sizes
+    assert (len(sizes), max(sizes), sum(sizes)) == (buckets, largest, size)

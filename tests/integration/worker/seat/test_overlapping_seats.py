@@ -46,6 +46,7 @@ def test_seats_elsewhere_send_and_read_parts_of_delayed_rounds_early(
     monkeypatch.setattr(messages, "NEWS_BYTES", 0)
     plain, job = (start(**JOBS[name], rounds=12) for _ in range(2))
     expected = Worker(plain.hand("solo")).finish(plain)
+    monkeypatch.setattr("computeshare.worker.seat.update_sender.OFFERING_S", 0)  # the loopback is fast
     for module in ("device_setup", "drafts.draft_reader"):
         monkeypatch.setattr(f"computeshare.worker.seat.{module}.is_next_door", lambda redis: False)
     submit = UpdateQueue.submit

@@ -13,9 +13,10 @@ from computeshare.errors import Interrupted
 from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.worker_session import WorkerSession
 from computeshare.tensors.layout import Layout
-from computeshare.types import Vector
+from computeshare.types import Blob, Vector
 from computeshare.worker.seat.update_sender import UpdateQueue
 from tests.support.rounds import PLAN, ZERO, Join, parts
+from tests.support.wait import wait_until
 
 BUCKETS = 3
 CODEC = CODECS["float32"]
@@ -98,6 +99,7 @@ def test_buffers_that_were_taken_are_sent_ahead_and_again_if_they_have_changed(
     are_right: bool, reducer: ReducerSession, join: Join, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Backward passes that repeat a part of the forward pass update the statistics of a batch normalisation again."""
+    monkeypatch.setattr("computeshare.worker.seat.update_sender.OFFERING_S", 0)
     session, _ = join("a"), join("another")
     assert session.lease(str(ZERO)).micro_batches == (0, 1)
     outbox = UpdateQueue(session, UpdateEncoder(CODEC, layout), offers=True)
@@ -286,3 +288,52 @@ def test_over_a_link_every_part_is_sent_ahead_and_offered(
     assert {(offer.worker, offer.nonce) for offer in offers.values()} == {("a", outbox.nonce)}
     assert submit(outbox) == "accepted" and reducer.offers() == {}
     assert held(reducer, layout) == messages(layout)
+
+
+@pytest.mark.parametrize(("at_once_s", "groups"), [(0.0, [1] * (BUCKETS + 1)), (1000.0, [1, BUCKETS])])
+def test_fewer_parts_are_sent_at_once_where_they_take_longer(
+    join: Join, layout: Layout, monkeypatch: pytest.MonkeyPatch, at_once_s: float, groups: list[int]
+) -> None:
+    for name, value in {"AHEAD_BYTES": 1 << 20, "AT_ONCE_BYTES": 1, "AT_ONCE_S": at_once_s}.items():
+        monkeypatch.setattr(f"computeshare.worker.seat.update_sender.{name}", value)
+    session, _ = join("a", parts=BUCKETS + 1), join("another")
+    assert session.lease(str(ZERO)).micro_batches == (0, 1)
+    outbox = UpdateQueue(session, UpdateEncoder(CODEC, layout), offers=True)
+    outbox.begin(str(ZERO))
+    sent, goes, stage = list[int](), threading.Event(), session.stage
+
+    def held_up(nonce: str, unit: int, parts: dict[int, Blob], token: str) -> None:
+        sent.append(len(parts))
+        assert goes.wait(10)
+        stage(nonce, unit, parts, token)
+
+    monkeypatch.setattr(session, "stage", held_up)
+    taker = outbox.taker(0, PLAN.generator_seed(0))
+    for bucket, where in enumerate(layout.buckets):
+        taker(bucket, VECTORS[0][where])
+        wait_until(lambda: sent == [1], 10)  # the others are ready while the first is sent
+    outbox.complete(0, BUFFERS, 0.5)
+    goes.set()
+    outbox._settle()
+    assert sent == groups
+
+
+@pytest.mark.parametrize(("least_s", "is_offered"), [(0.0, True), (1000.0, False)])
+def test_parts_are_offered_again_only_if_the_submission_before_took_long_to_send(
+    reducer: ReducerSession,
+    join: Join,
+    layout: Layout,
+    monkeypatch: pytest.MonkeyPatch,
+    least_s: float,
+    is_offered: bool,
+) -> None:
+    session, _ = join("a", parts=BUCKETS + 1), join("another")
+    outbox = UpdateQueue(session, UpdateEncoder(CODEC, layout), offers=True)
+    monkeypatch.setattr("computeshare.worker.seat.update_sender.OFFERING_S", least_s)
+    assert session.lease(str(ZERO)).micro_batches == (0, 1)
+    for unit, expected in ((0, True), (1, is_offered)):
+        outbox.begin(str(ZERO))
+        take(outbox, layout, unit, VECTORS[unit])
+        outbox._settle()
+        assert (unit in reducer.offers()) == expected
+        assert submit(outbox) == "accepted"

@@ -21,7 +21,7 @@ from computeshare.types import Vector
 from tests.support.fake_process import Child, Killed, framed, said
 
 LAYOUT = Layout.build(
-    iter([("weight", (1 << 20,), "parameter"), ("bias", (7,), "parameter"), ("mean", (3,), "buffer")])
+    iter([("weight", (1 << 17,), "parameter"), ("bias", (7,), "parameter"), ("mean", (3,), "buffer")])
 )
 STEPS = 1
 BUILT = messages.Built(compiler="", trouble="", is_kept=True)
