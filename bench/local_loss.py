@@ -32,7 +32,9 @@ from computeshare.tasks.modules import weights_of
 from computeshare.tasks.registry import task_of
 from computeshare.training.computation import replica_of
 from computeshare.training.server_step import ServerStep
+from computeshare.training.work_units import AnyReplica
 from computeshare.types import Vector
+from computeshare.worker.seat.overlap.overlapped_replica import OverlappedReplica
 
 SAMPLES, WARMUP = 24_000, 100
 Harm = Callable[[Vector], Vector]
@@ -53,13 +55,17 @@ def trained(
     server = ServerStep(spec, instance.layout)
     model = server.publish_whole(server.load(weights_of(instance.module, instance.layout), b""))[1]
     places = spec.plan.units_per_round if spec.strategy.keeps_inner else 1
-    replicas = [
+    recent = deque([model.published], maxlen=spec.strategy.recent)
+    replicas: list[AnyReplica] = [
         replica_of(spec, task_of(spec).instance(spec.seed, "train", data), torch.device("cpu")) for _ in range(places)
     ]
+    if overlap := spec.strategy.early_steps:
+        about = overlap, spec.plan, instance.layout, lambda version, load, goes_on: load(recent[-1])
+        replicas = [OverlappedReplica(one, *about) for one in replicas]
     up, layout = CODECS[spec.codecs.up], instance.layout
     senders = [UpdateEncoder(up, layout, feedback_of(up, layout)) for _ in range(spec.plan.units_per_round)]
     again = {"replaced": 0, "missed": 0, "cleared": 0} if audited else {}
-    samples, recent = 0, deque([model.published], maxlen=spec.strategy.recent)
+    samples = 0
     for version in range(spec.rounds_total):
         work = spec.round_from(version)
         updates = []
@@ -96,6 +102,7 @@ def job(steps: int, seed: int, state: str, args: argparse.Namespace) -> JobSpec:
     whole: dict[str, Any] = {**GPT, "seed": seed}
     if steps:
         inner = {"inner_steps": steps, "inner_optimizer": ADAMW | args.inner, "inner_state": state}
+        inner |= {"overlap": args.overlap}
         outer = {"outer_lr": args.outer[0], "outer_momentum": args.outer[1]}
         whole |= {"strategy": {"kind": "local", "replicas": args.replicas, **inner, **outer}, "micro_batch": args.batch}
         whole |= codec(*args.codec) if args.codec else {}
@@ -129,6 +136,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--states", nargs="+", choices=("restart", "kept"), default=["restart"])
     parser.add_argument("--replicas", type=int, default=4)
+    parser.add_argument("--overlap", type=int, default=0, help="steps from where a replica's last unit ended")
     parser.add_argument("--codec", nargs="+", help="up and down, or for both; by default those of a JobSpec")
     parser.add_argument("--batch", type=int, default=3, help="samples of an inner step")
     parser.add_argument("--outer", type=float, nargs=2, default=(0.7, 0.9), metavar=("LR", "MOMENTUM"))
@@ -140,7 +148,7 @@ def main() -> None:
                 began = time.monotonic()
                 found = trained(job(steps, seed, state, args), Settings().data_dir)
                 about = {"steps": steps, "state": state, "seed": seed, "outer": args.outer, "batch": args.batch}
-                about |= {"replicas": args.replicas, "codec": args.codec, "inner": args.inner}
+                about |= {"overlap": args.overlap, "replicas": args.replicas, "codec": args.codec, "inner": args.inner}
                 seconds = round(time.monotonic() - began)
                 print(json.dumps({**about, **found, "seconds": seconds}), flush=True)
 

@@ -147,6 +147,11 @@ class Plan:
         """The number of units in an epoch's last round."""
         return self.round(self.rounds_per_epoch - 1).count
 
+    def round_of(self, unit: int) -> int:
+        """The version that the round of the unit with this number starts from."""
+        epoch, index = divmod(unit, self.units_per_epoch)
+        return epoch * self.rounds_per_epoch + index // self.units_per_round
+
     def ends_epoch(self, version: int) -> bool:
         """Whether the round that starts from `version` is its epoch's last."""
         return (version + 1) % self.rounds_per_epoch == 0

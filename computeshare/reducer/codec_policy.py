@@ -152,8 +152,11 @@ def _judged(spec: JobSpec, pair: CodecSpec, steps: int | None, measured: Sequenc
 
     def share(one: MeasuredLink) -> float:
         coding, sending, computing = _seconds(spec, pair, one, len(measured))
-        computing *= steps or 1
-        if spec.strategy.lag:
+        strategy = spec.strategy
+        computing *= steps or strategy.steps
+        if strategy.early_steps:
+            sending = max(0.0, sending - computing * strategy.early_steps / strategy.steps)
+        elif strategy.lag:
             sending = max(0.0, sending - computing * HIDDEN) / 2  # a round is half of computing and sending
         return (coding + sending) / (coding + sending + computing)
 

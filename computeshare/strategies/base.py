@@ -237,6 +237,11 @@ class Strategy(Part):
         return self.lag > 0 or self.averaging is not None
 
     @property
+    def early_steps(self) -> int:
+        """Steps of a unit that a worker takes before it goes over to the version that the unit's round starts from."""
+        return 0
+
+    @property
     def recent(self) -> int:
         """Number of recent versions, including the current one, that an accepted update may be computed on."""
         return 1 + self.lag

@@ -63,6 +63,14 @@ class LocalStrategy(RobustStrategy):
         0.9, ge=0, lt=1, title="Outer momentum", description="Nesterov momentum; 0: none; default with a delay: 0"
     )
     delay: Delay = 0
+    overlap: Annotated[int, Control(ROUND, None)] = Field(
+        0,
+        ge=0,
+        title="Overlapping steps",
+        description="inner steps, fewer than inner_steps, that a replica takes from where its last unit ended, while "
+        "updates and the next version are on their way; then it goes on from that version, with what these steps "
+        "changed; needs inner_state kept",
+    )
     inner_state: Literal["restart", "kept"] = Field(
         "restart",
         description="the inner optimizer's state: restart every round, or kept by the worker and handed over when it "
@@ -82,6 +90,22 @@ class LocalStrategy(RobustStrategy):
             raise ValueError(
                 f"with a delay, an outer_lr of {self.outer_lr:g} and an outer_momentum of {self.outer_momentum:g} do "
                 f"not settle: set outer_lr to {DELAYED['outer_lr']} and outer_momentum to {DELAYED['outer_momentum']}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _checked_for_overlap(self) -> Self:
+        if self.overlap >= self.inner_steps:
+            raise ValueError(
+                f"an overlap of {self.overlap} leaves none of {self.inner_steps} inner_steps to take from the next "
+                "version: set a smaller overlap"
+            )
+        if self.overlap and self.delay:
+            raise ValueError("overlap and delay both hide the link, and exclude each other: set one of them to 0")
+        if self.overlap and self.inner_state != "kept":
+            raise ValueError(
+                "with an overlap a worker keeps its replica's weights, and so its inner optimizer's state: set "
+                "inner_state to kept, or overlap to 0"
             )
         return self
 
@@ -122,8 +146,10 @@ class LocalStrategy(RobustStrategy):
 
     @property
     def steps_may_grow(self) -> bool:
-        """False with a robust `combine`: an epoch of longer units might end in a round that bad workers can sway."""
-        return self.combine == "mean"
+        """False with a robust `combine`: an epoch of longer units might end in a round that bad workers can sway; nor
+        with an overlap, which was set for these steps.
+        """
+        return self.combine == "mean" and not self.overlap
 
     def chosen(self, steps: int | None, delay: int = 0) -> Self:
         """As `Strategy.chosen`; with a delay, an outer step that would not settle is replaced by the default."""
@@ -137,8 +163,13 @@ class LocalStrategy(RobustStrategy):
 
     @property
     def lag(self) -> int:
-        """The delay."""
-        return self.delay
+        """1 with a delay; also with an overlap, whose units begin on the version before."""
+        return 1 if self.overlap else self.delay
+
+    @property
+    def early_steps(self) -> int:
+        """The overlap."""
+        return self.overlap
 
     @property
     def inner(self) -> OptimizerSpec:
@@ -152,8 +183,10 @@ class LocalStrategy(RobustStrategy):
 
     @property
     def extra_vectors(self) -> int:
-        """The starting weights, the pseudo-gradient, and one or two vectors of inner state."""
-        return super().extra_vectors + 2 + (1 if self.inner_optimizer.name == "SGD" else 2)
+        """The starting weights, the pseudo-gradient, and one or two vectors of inner state; with an overlap the weights
+        at the last unit's end, the starting weights in mid-unit and the change until then.
+        """
+        return super().extra_vectors + 2 + (1 if self.inner_optimizer.name == "SGD" else 2) + 3 * (self.overlap > 0)
 
     def gradient(self, updates: Iterable[Vector], about: Contributions, out: Vector | None = None) -> Vector:
         """The mean of the pseudo-gradients (the version's weights minus a replica's), for the outer optimizer; or their

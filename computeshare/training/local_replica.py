@@ -87,6 +87,10 @@ class LocalReplica:
             take(bucket, self._base[where] - stepped[where])
         return Update(np.empty(0, np.float32), self._replica.buffers.read(), loss)
 
+    def steps(self, unit: int, part: slice, goes_on: Callable[[], bool] = lambda: True) -> Update:
+        """A part of the steps of the unit with this number, at least one, as `walk`."""
+        return self.walk(self._plan.micro_batches(unit)[part], goes_on)
+
     def walk(self, micro_batches: Sequence[int], goes_on: Callable[[], bool] = lambda: True) -> Update:
         """Take one inner step on each micro-batch, in the given order.
 

@@ -55,6 +55,9 @@ class SelfTestResult:
 class InnerState(Protocol):
     """The inner optimizer's state, kept from unit to unit and handed over by workers that leave; see `LocalReplica`."""
 
+    def steps(self, unit: int, part: slice, goes_on: Callable[[], bool]) -> Update:
+        """Take a part of a unit's steps from the weights loaded last. Raises Interrupted."""
+
     def dump(self) -> Sequence[Blob] | None: ...
     def restore(self, state: Blob) -> None: ...
 

@@ -106,11 +106,12 @@ class Prefetch(Head):
 
 
 class Compute(Head):
-    """Compute a unit."""
+    """Compute a unit, or a part of its steps."""
 
     do: Literal["compute"] = "compute"
     unit: int
     by_bucket: bool
+    part: tuple[int, int] | None = None
 
 
 class Dump(Head):

@@ -61,12 +61,19 @@ class RecipeReplica:
 
     def compute(self, unit: int, goes_on: Callable[[], bool] = lambda: True, take: Take | None = None) -> Update:
         """The unit with this number. Raises: Interrupted; RecipeError, and what else the recipe's process raises."""
+        return self._compute(messages.Compute(unit=unit, by_bucket=take is not None), goes_on, take)
+
+    def steps(self, unit: int, part: slice, goes_on: Callable[[], bool] = lambda: True) -> Update:
+        """As `LocalReplica.steps`."""
+        start, stop, _ = part.indices(self._steps(unit))
+        return self._compute(messages.Compute(unit=unit, by_bucket=False, part=(start, stop)), goes_on)
+
+    def _compute(self, request: messages.Compute, goes_on: Callable[[], bool], take: Take | None = None) -> Update:
         if not goes_on():
             raise Interrupted("the work was called off")
         shared, buffers = self._shared, len(self._layout.buckets)
         buckets = SharedBuckets(self._places, take, {buffers}) if take else None
-        request = messages.Compute(unit=unit, by_bucket=take is not None)
-        steps = self._steps(unit)
+        steps = self._steps(request.unit)
         told, _ = self._connection.ask(
             request, messages.Computed, steps=steps, tick=shared.begin(goes_on), take=buckets.taken if buckets else None
         )

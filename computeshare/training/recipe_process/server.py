@@ -246,7 +246,11 @@ class Server:
         return self._computed(Update(vector, buffers, 0.0))
 
     def _compute(self, request: messages.Compute) -> messages.Computed:
-        update = self._ready().compute(request.unit, self._goes_on(), self._take if request.by_bucket else None)
+        replica, unit = self._ready(), request.unit
+        if request.part:
+            assert replica.kept, "only replicas that keep an inner state take a part of a unit's steps"
+            return self._computed(replica.kept.steps(unit, slice(*request.part), self._goes_on()))
+        update = replica.compute(unit, self._goes_on(), self._take if request.by_bucket else None)
         return self._computed(update, has_vector=not request.by_bucket)
 
     def _goes_on(self) -> Callable[[], bool]:

@@ -5,7 +5,7 @@ The first device computes in the seat's process, each other in one of its own, a
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
@@ -24,7 +24,7 @@ from computeshare.runtime.processes import collect_garbage, spare_the_collector
 from computeshare.settings import Settings
 from computeshare.tasks.recipes import requirements
 from computeshare.tasks.recipes.bundle import Bundle
-from computeshare.tensors.layout import Layout
+from computeshare.tensors.layout import Layout, Weights
 from computeshare.training import devices
 from computeshare.training.device_group.group import DeviceGroup, GroupComputation
 from computeshare.training.private_replica import PrivateReplica
@@ -33,7 +33,8 @@ from computeshare.training.work_units import AnyReplica, kind_with
 from computeshare.transport.connections import is_next_door, when_there_is_room
 from computeshare.worker.seat.drafts.draft_reader import drafts_of
 from computeshare.worker.seat.link_benchmark import measure
-from computeshare.worker.seat.overlap.overlapping_loop import overlapping_loop, peer_of
+from computeshare.worker.seat.overlap.overlapped_replica import OverlappedReplica
+from computeshare.worker.seat.overlap.overlapping_loop import OverlappingLoop, overlapping_loop, peer_of
 from computeshare.worker.seat.overlap.version_reader import KEPT
 from computeshare.worker.seat.seat_context import Ended, SeatContext, Training
 from computeshare.worker.seat.seat_loop import ASKED, SeatLoop
@@ -103,13 +104,20 @@ class LoadedModel:
     def prepare(self, seat: SeatContext) -> Training:
         """Build the replicas, what reads weights and what sends updates, and the loop that the strategy asks for."""
         spec, session, computation, kind = seat.spec, seat.session, self.computation, self.computation.kind
+        overlapping: OverlappingLoop
         codecs, layout, is_near = spec.codecs, computation.layout, is_next_door(seat.redis)
         feedback = feedback_of(CODECS[codecs.up], layout)
         encoder = UpdateEncoder(CODECS[codecs.up], layout, feedback, compress=not is_near)
         built = None if is_near else computation.built
         replicas = computation.replicas(spec)
+
+        def switch(version: int, load: Callable[[Weights], object], goes_on: Callable[[], bool]) -> None:
+            overlapping.switch(version, load, goes_on)
+
         if peer := peer_of(seat, replicas[0], layout, lambda: overlapping.token):
             replicas = [peer]  # a worker is one peer, on its first device
+        if overlap := spec.strategy.early_steps:
+            replicas = [OverlappedReplica(one, overlap, spec.plan, layout, switch) for one in replicas]
         devices = _grouped(seat, replicas, computation.names, layout)
         about = kind_with(kind, devices), computation.frozen
         drafts = drafts_of(seat, layout)

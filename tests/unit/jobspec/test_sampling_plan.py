@@ -71,6 +71,7 @@ def test_the_shared_order_cannot_be_changed_by_accident() -> None:
 
 @given(plans, st.integers(0, 50))
 def test_only_an_epochs_last_round_ends_it(plan: Plan, version: int) -> None:
+    assert all(plan.round_of(unit) == version for unit in plan.round(version).units)
     assert plan.ends_epoch(version) == (plan.round(version + 1).epoch > plan.round(version).epoch)
     if plan.ends_epoch(version):
         assert plan.last_round_count == plan.round(version).count

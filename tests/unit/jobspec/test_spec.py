@@ -443,6 +443,30 @@ def test_the_outer_steps_defaults_are_others_with_a_delay() -> None:
     assert isinstance(changed, LocalStrategy) and (changed.outer_lr, changed.outer_momentum) == (0.7, 0)
 
 
+def test_an_overlap_is_a_delay_for_the_broker_alone() -> None:
+    kept = {"inner_state": "kept", "inner_steps": 10}
+    without, delayed, overlapping = local(kept), local(kept | {"delay": 1}), local(kept | {"overlap": 9})
+    assert overlapping.broker_bytes == delayed.broker_bytes
+    assert (overlapping.strategy.lag, overlapping.strategy.early_steps) == (1, 9)
+    assert overlapping.strategy.outer_optimizer == without.strategy.outer_optimizer
+    assert seat_bytes(overlapping, "cpu") - seat_bytes(delayed, "cpu") == 3 * 4 * local().parameters
+    assert not overlapping.strategy.steps_may_grow
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"overlap": 10}, "set a smaller overlap"),
+        ({"delay": 1}, "set one of them to 0"),
+        ({"inner_state": "restart"}, "set inner_state to kept, or overlap to 0"),
+        ({"overlap": -1}, "greater than or equal to 0"),
+    ],
+)
+def test_what_excludes_an_overlap_is_told_with_the_remedy(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        local({"inner_steps": 10, "inner_state": "kept", "overlap": 3} | changes)
+
+
 def test_a_delay_and_a_quorum_exclude_each_other() -> None:
     with pytest.raises(ValidationError, match="set quorum to 1, or delay to 0"):
         JobSpec.model_validate({"dataset": "digits", "model": "mlp", "strategy": {"delay": 1, "quorum": 0.9}})

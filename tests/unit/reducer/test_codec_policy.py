@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from computeshare.codecs.measured_link import Coded, MeasuredLink
-from computeshare.codecs.registry import CANDIDATES, CODECS
+from computeshare.codecs.registry import CANDIDATES, CODECS, PAIRS
 from computeshare.jobspec.memory_estimate import seat_bytes
 from computeshare.jobspec.spec import CodecSpec, JobSpec
 from computeshare.reducer.codec_choice import chosen_for
@@ -290,6 +290,24 @@ def test_replicas_take_more_steps_where_coding_takes_longer() -> None:
     free, busy = (choose_codecs(local(), [measured(20, size=0.1, coding_s=spent)] * 2) for spent in (0, 0.05))
     assert free.inner_steps is not None and busy.inner_steps is not None
     assert busy.codec == free.codec and busy.inner_steps > free.inner_steps and busy.sending <= PLANNED
+
+
+def loss_of(strategy: dict[str, Any], workers: int, mbit_s: float) -> int:
+    """The place, from the most exact on, of the codecs chosen for strategy `local` with steps that may not grow."""
+    spec = sync(strategy={"kind": "local", "replicas": workers} | strategy, workers={"min": workers, "max": workers})
+    choice = choose_codecs(spec, [measured(mbit_s)] * workers)
+    assert choice.inner_steps is None and choice.delay == spec.strategy.lag
+    return PAIRS.index((choice.codec.up, choice.codec.down))
+
+
+def test_all_steps_of_a_unit_count_as_computing_where_they_may_not_grow() -> None:
+    robust = {"combine": "median"}
+    assert loss_of(robust | {"inner_steps": 125}, 3, 50) < loss_of(robust | {"inner_steps": 5}, 3, 50)
+
+
+def test_sending_counts_as_far_as_no_overlap_hides_it() -> None:
+    kept = {"inner_state": "kept", "inner_steps": 20}
+    assert loss_of(kept | {"overlap": 19}, 2, 50) < loss_of(kept | {"overlap": 1}, 2, 50)
 
 
 def test_what_is_planned_leaves_room_for_what_varies() -> None:

@@ -15,7 +15,7 @@ from computeshare.gossip.peer_weights import PeerWeights
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.worker_session import Grant, WorkerSession
 from computeshare.runtime.failpoints import failpoint
-from computeshare.tensors.layout import Layout
+from computeshare.tensors.layout import Layout, Weights
 from computeshare.training.device_group.group import DeviceGroup
 from computeshare.training.work_units import AnyReplica
 from computeshare.types import Token
@@ -31,7 +31,8 @@ class OverlappingLoop:
     """Takes part in the rounds of a job with a delay, or with peers, until the job or the seat ends.
 
     With a delay, a lease names the version to compute on: the current one for the next round, the one before for the
-    current round. A peer leases on the newest version that it has, as long as the broker takes updates computed on it.
+    current round. With an overlap units begin likewise, and go over to the version that their round starts from. A peer
+    leases on the newest version that it has, as long as the broker takes updates computed on it.
     Updates are sent and versions are read by threads with connections of their own.
     """
 
@@ -56,6 +57,9 @@ class OverlappingLoop:
         """Of the version that is being loaded, or was last."""
         self._loaded = ""
         self._waiting_s = 0.0
+        self._switching_s = 0.0
+        """Seconds spent waiting in mid-unit."""
+        self._switching = threading.Lock()  # each device computes in a thread of its own
         self._uploading_s = 0.0
         """Seconds spent waiting for earlier updates to be sent."""
         self._missing, self._doubted = "", ""
@@ -144,18 +148,33 @@ class OverlappingLoop:
             return True
         began = time.perf_counter()
         self._loaded, self.token = "", token
+        found = self._give(token, self.devices.load)
+        self._waiting_s += time.perf_counter() - began
+        self._loaded = token if found else ""
+        return found
+
+    def _give(self, token: str, load: Callable[[Weights], object]) -> bool:
+        """Pass a version's weights to `load`; False if they are not to be had. Raises JobGone: they are lost."""
         try:
-            found = self.versions.give(self.session, token, self.devices.load)
+            found = self.versions.give(self.session, token, load)
         except CodecError as error:
             again, self._doubted = token == self._doubted, token
             self.versions.forget()
             doubt(self.session, token, again, str(error))
             return False
-        self._waiting_s += time.perf_counter() - began
         if not found and self._missing == token:
             raise JobGone(f"the weights of version {token} are gone")
-        self._missing, self._loaded = ("", token) if found else (token, "")
+        self._missing = "" if found else token
         return found
+
+    def switch(self, version: int, load: Callable[[Weights], object], goes_on: Callable[[], bool]) -> None:
+        """As `overlapped_replica.Switch`."""
+        began = time.perf_counter()
+        token = self.versions.wait_for(Token.parse(self._loaded).incarnation, version, goes_on)
+        with self._switching:
+            if not self._give(token, load):
+                raise Interrupted(f"version {token} is not to be had")
+            self._switching_s += time.perf_counter() - began
 
     def _compute(self, grant: Grant, upload: Upload) -> dict[str, float]:
         """Compute the leased units' updates. Returns seconds by activity. Raises Interrupted: they are not wanted."""
@@ -171,8 +190,8 @@ class OverlappingLoop:
         self.devices.compute(grant.micro_batches, compute)
         self.session.devices = len(self.devices.working)
         encoding_s = upload.outbox.encoding_s
-        computing_s = max(0.0, time.perf_counter() - began - encoding_s)
-        return {"waiting": self._waiting_s, "computing": computing_s, "encoding": encoding_s}
+        computing_s = max(0.0, time.perf_counter() - began - encoding_s - self._switching_s)
+        return {"waiting": self._waiting_s + self._switching_s, "computing": computing_s, "encoding": encoding_s}
 
     def _report(self, upload: Upload, seconds: dict[str, float]) -> dict[str, Any]:
         exchange = self._peer.report() if self._peer else ExchangeReport()
@@ -181,7 +200,7 @@ class OverlappingLoop:
         seconds["waiting"] += exchange.waited_s
         bytes_down = self.versions.bytes - self._bytes
         self._bytes += bytes_down
-        self._waiting_s, self._uploading_s = 0.0, 0.0
+        self._waiting_s, self._switching_s, self._uploading_s = 0.0, 0.0, 0.0
         met = {"exchange": exchange.met} if exchange.met else {}
         return report_of(upload.outbox.bytes, bytes_down + exchange.bytes, self._memory, seconds) | met
 

@@ -1,6 +1,7 @@
 """Reads each new version in a thread with a connection of its own, while the seat computes."""
 
 import threading
+import time
 from collections.abc import Callable
 
 import structlog
@@ -13,6 +14,9 @@ from computeshare.types import Token
 from computeshare.worker.seat.weights_receiver import WeightsReceiver
 
 WAIT_MS = 1000
+ASK_S = 0.1
+PATIENCE_S = 10.0
+"""After this time a version that was not committed is given up, and with it the unit that needs it."""
 KEPT = 2
 """Versions to keep: a round's units are computed on the version before the newest, the next round's on the newest."""
 log = structlog.get_logger()
@@ -33,6 +37,8 @@ class VersionReader:
         self._reading = threading.Lock()  # of the inbox; taken before `_holding`
         self._useful = KEPT if inbox.chained else 1
         """How many new versions to read: of differences the one before the newest is needed anyway."""
+        self._told, self._telling = "", threading.Condition()
+        """Token of the newest version that the thread has been told of."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="versions", daemon=True)
 
@@ -75,6 +81,22 @@ class VersionReader:
             self._read(session, token)
             return self._give_held(token, load)
 
+    def wait_for(self, incarnation: int, version: int, goes_on: Callable[[], bool]) -> str:
+        """The token of a version, once the thread has been told of it.
+
+        Raises Interrupted: it was told of a later version; `goes_on`, asked from time to time, was false; or it was not
+        told for `PATIENCE_S`: perhaps the version lacks a unit that is left for this worker to compute.
+        """
+        wanted, until = (incarnation, version), time.monotonic() + PATIENCE_S
+        with self._telling:
+            while not self._told or _order(self._told) < wanted:
+                if not goes_on() or time.monotonic() > until:
+                    raise Interrupted(f"version {version} does not come")
+                self._telling.wait(ASK_S)
+            if _order(self._told) > wanted:
+                raise Interrupted(f"version {version} is outdated")
+            return self._told
+
     def forget(self) -> None:
         """Discard what is held: the next version starts from a whole snapshot."""
         with self._reading, self._holding:
@@ -105,7 +127,11 @@ class VersionReader:
     def _run(self) -> None:
         while not self.is_over:
             try:
-                for token in self._session.announced(WAIT_MS)[-self._useful :]:
+                tokens = self._session.announced(WAIT_MS)
+                with self._telling:
+                    self._told = tokens[-1] if tokens else self._told
+                    self._telling.notify_all()
+                for token in tokens[-self._useful :]:
                     with self._reading:
                         self._read(self._session, token)
             except Interrupted:

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from computeshare.codecs.feedback import Feedback
 from computeshare.codecs.registry import CODECS
-from computeshare.errors import Interrupted
+from computeshare.errors import CodecError, Interrupted
 from computeshare.gossip.exchange import ExchangeReport
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.worker_session import Grant
@@ -108,3 +109,32 @@ def test_a_peer_goes_back_before_its_next_unit_and_leases_on_the_newest_version(
         "computes 1",
         "sends on 1.2, weights before 1",
     ]
+
+
+def test_damaged_weights_are_doubted_in_mid_unit_too() -> None:
+    token, doubted = str(Token(0, 2, "0" * 16)), list[tuple[str, bool]]()
+    session = SimpleNamespace(
+        keys=SimpleNamespace(job_id="job"),
+        doubt=lambda token, again: doubted.append((token, again)),
+        wait=lambda timeout_ms: None,
+    )
+
+    def give(session: object, token: str, load: object) -> bool:
+        raise CodecError("the checksum does not match")
+
+    parts: dict[str, Any] = dict.fromkeys(("devices", "uploads", "memory"))
+    versions: Any = SimpleNamespace(wait_for=lambda *about: token, give=give, forget=lambda: None)
+    loop = OverlappingLoop(
+        SPEC,
+        session,
+        feedback=None,
+        versions=versions,
+        status=SeatStatus(),
+        stop=threading.Event(),
+        **parts,  # type: ignore[arg-type]
+    )
+    loop._loaded = str(Token(0, 1, "0" * 16))
+    for again in (False, True):
+        with pytest.raises(Interrupted):
+            loop.switch(2, lambda weights: None, lambda: True)
+        assert doubted.pop() == (token, again)
