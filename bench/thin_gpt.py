@@ -4,8 +4,9 @@
 
 nanoGPT's setting for a CPU: tinyshakespeare, 12 windows of 64 characters a step. The loop trains once with each of
 `--rates`, with one thread; the one with the lowest loss counts. Workers take 6 windows a step, so that each makes as
-many steps as the loop: by `gossip`, which hides the link, and by `local`, which waits for it. Prints the loss on the
-test split in nats, and seconds of training. A job's time begins when its first worker joins. Needs root, for the links.
+many steps as the loop: by `gossip`, which hides the link, and by `local`, with an overlap or waiting for the link.
+Prints the loss on the test split in nats, and seconds of training. A job's time begins when its first worker joins.
+Needs root, for the links.
 
 The workers, the reducer and the broker share this machine's cores, which the loop has for itself. With `--half-cores` a
 machine is half of one core: the loop shares a core with a second loop, which is not measured, and the workers share it
@@ -33,7 +34,7 @@ from bench.support import ours
 from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.report import Cell, Part, Table, markdown
 from bench.support.small_gpt import ADAMW, GPT
-from bench.thin_cases import WORKERS, codec, gossip
+from bench.thin_cases import OVERLAP, WORKERS, codec, gossip, local
 from computeshare.runtime.processes import exit_with_parent
 from computeshare.settings import Settings
 from computeshare.tasks.metrics import score
@@ -46,18 +47,19 @@ GOALS = {"loss": 0.05, "time": 0.6}
 """How much the loss may be above the loop's, in nats, and the share of the loop's time."""
 
 
-def kept(inner_steps: int, up: str) -> dict[str, Any]:
-    """JobSpec fields for strategy `local` with so many steps a round and an inner state that stays."""
-    strategy = {"kind": "local", "inner_steps": inner_steps, "replicas": WORKERS, "inner_state": "kept"}
-    strategy |= {"inner_optimizer": ADAMW | {"lr": 3e-3}, "outer_lr": 0.8, "outer_momentum": 0.5}
-    return {"strategy": strategy, **codec(up)}
+def kept(inner_steps: int, **changes: Any) -> dict[str, Any]:
+    """JobSpec fields for strategy `local` with so many steps a round and an inner state that stays, by `int4`."""
+    waiting = {"inner_state": "kept", "outer_lr": 0.8, "outer_momentum": 0.5}
+    fields = local(inner_steps, 3e-3, codec("int4"), ADAMW, **waiting | changes)
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 OURS = {
     "gossip of 50 steps, int8": gossip(50, OWN_BATCH, 3e-3),
     "gossip of 25 steps, int4": gossip(25, OWN_BATCH, 3e-3, "int4"),
-    "local of 25 steps, int4": kept(25, "int4"),
-    "local of 50 steps, int4": kept(50, "int4"),
+    "local of 25 steps, int4, overlap of 10": kept(25, **OVERLAP),
+    "local of 25 steps, int4": kept(25),
+    "local of 50 steps, int4": kept(50),
 }
 
 
