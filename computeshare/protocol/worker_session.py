@@ -171,6 +171,13 @@ class WorkerSession:
         )
         return bytes(status).decode()
 
+    def current(self) -> str:
+        """The token of the current version. Raises JobGone."""
+        (found,) = self._channel.exchange([["HMGET", self.keys.round(), "token", "draft"]])
+        if found[0] is None:
+            raise JobGone("the job is gone")
+        return bytes(found[0]).decode()
+
     def lease(self, token: str) -> Grant:
         """Ask for micro-batches of the round that starts from `token`. Raises Fenced, Banned, JobGone."""
         return self._granted(self._channel.exchange([self._lease(token)])[0])

@@ -161,7 +161,8 @@ def _judged(spec: JobSpec, pair: CodecSpec, steps: int | None, measured: Sequenc
         return (coding + sending) / (coding + sending + computing)
 
     slowest = max(measured, key=share)
-    return Choice(pair, steps, spec.strategy.lag, share(slowest), slowest)
+    delay = 0 if spec.strategy.early_steps else spec.strategy.lag
+    return Choice(pair, steps, delay, share(slowest), slowest)
 
 
 def _seconds(spec: JobSpec, pair: CodecSpec, one: MeasuredLink, workers: int) -> tuple[float, float, float]:

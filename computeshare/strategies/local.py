@@ -69,7 +69,7 @@ class LocalStrategy(RobustStrategy):
         title="Overlapping steps",
         description="inner steps, fewer than inner_steps, that a replica takes from where its last unit ended, while "
         "updates and the next version are on their way; then it goes on from that version, with what these steps "
-        "changed; needs inner_state kept",
+        "changed; inner_state is then kept",
     )
     inner_state: Literal["restart", "kept"] = Field(
         "restart",
@@ -80,9 +80,11 @@ class LocalStrategy(RobustStrategy):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_delay(cls, values: Any) -> Any:
-        """Other defaults of the outer step with a delay."""
-        return DELAYED | values if isinstance(values, dict) and values.get("delay") == 1 else values
+    def _with_delay_or_overlap(cls, values: Any) -> Any:
+        """Other defaults of the outer step with a delay, and of the inner state with an overlap."""
+        if isinstance(values, dict) and values.get("delay") == 1:
+            return DELAYED | values
+        return {"inner_state": "kept"} | values if isinstance(values, dict) and values.get("overlap") else values
 
     @model_validator(mode="after")
     def _checked_for_delay(self) -> Self:

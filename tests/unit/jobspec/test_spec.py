@@ -445,7 +445,9 @@ def test_the_outer_steps_defaults_are_others_with_a_delay() -> None:
 
 def test_an_overlap_is_a_delay_for_the_broker_alone() -> None:
     kept = {"inner_state": "kept", "inner_steps": 10}
-    without, delayed, overlapping = local(kept), local(kept | {"delay": 1}), local(kept | {"overlap": 9})
+    without, delayed = local(kept), local(kept | {"delay": 1})
+    overlapping = local({"inner_steps": 10, "overlap": 9})
+    assert overlapping.strategy.keeps_inner
     assert overlapping.broker_bytes == delayed.broker_bytes
     assert (overlapping.strategy.lag, overlapping.strategy.early_steps) == (1, 9)
     assert overlapping.strategy.outer_optimizer == without.strategy.outer_optimizer

@@ -296,7 +296,8 @@ def loss_of(strategy: dict[str, Any], workers: int, mbit_s: float) -> int:
     """The place, from the most exact on, of the codecs chosen for strategy `local` with steps that may not grow."""
     spec = sync(strategy={"kind": "local", "replicas": workers} | strategy, workers={"min": workers, "max": workers})
     choice = choose_codecs(spec, [measured(mbit_s)] * workers)
-    assert choice.inner_steps is None and choice.delay == spec.strategy.lag
+    assert choice.inner_steps is None and choice.delay == 0
+    assert spec.chosen(choice.codec, choice.inner_steps, None, choice.delay).strategy == spec.strategy
     return PAIRS.index((choice.codec.up, choice.codec.down))
 
 

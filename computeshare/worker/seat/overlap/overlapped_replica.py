@@ -71,8 +71,8 @@ class OverlappedReplica:
         self._switch(version, lambda newest: start.append(_moved(newest, change)), goes_on)
         self._replica.load(start[0])
         update = self.kept.steps(unit, slice(first, len(steps)), goes_on)
-        self._ended, self._round = replace(_moved(start[0], update.vector), buffers=update.buffers), version
-        self._begun = None
+        np.subtract(start[0].parameters, update.vector, out=start[0].parameters)
+        self._ended, self._round, self._begun = replace(start[0], buffers=update.buffers), version, None
         update.vector[:] += change
         for bucket, where in enumerate(self._layout.buckets if take else ()):
             assert take

@@ -20,11 +20,14 @@ from computeshare.training.device_group.group import DeviceGroup
 from computeshare.training.work_units import AnyReplica
 from computeshare.types import Token
 from computeshare.worker.seat.overlap.update_uploads import Upload, Uploads
-from computeshare.worker.seat.overlap.version_reader import VersionReader
+from computeshare.worker.seat.overlap.version_reader import PATIENCE_S, VersionReader
 from computeshare.worker.seat.seat_context import SeatContext
 from computeshare.worker.seat.seat_loop import AHEAD, ASKED, LONGEST_WAIT_MS, SeatStatus, doubt, report_of
 from computeshare.worker.seat.seat_setup import SeatMemory
 from computeshare.worker.seat.weights_receiver import WeightsReceiver
+
+PATIENCE = 3.0
+"""How long to wait in mid-unit for a version that does not come: so many times what the last units took, or longer."""
 
 
 class OverlappingLoop:
@@ -58,8 +61,12 @@ class OverlappingLoop:
         self._loaded = ""
         self._waiting_s = 0.0
         self._switching_s = 0.0
-        """Seconds spent waiting in mid-unit."""
-        self._switching = threading.Lock()  # each device computes in a thread of its own
+        """Seconds that devices have spent waiting in mid-unit, of the units being computed."""
+        self._switching = threading.Lock()  # of the session in mid-unit: each device computes in a thread of its own
+        self._is_off, self._error = False, list[Exception]()
+        """Whether a device did not get its version in mid-unit, and the error if that is no interruption."""
+        self._units_s = 0.0
+        """Seconds that the last leased units have taken."""
         self._uploading_s = 0.0
         """Seconds spent waiting for earlier updates to be sent."""
         self._missing, self._doubted = "", ""
@@ -123,11 +130,16 @@ class OverlappingLoop:
             before = self._peer.mark() if self._peer else None
             seconds = self._compute(grant, upload)
         except Interrupted:
+            self._waiting_s += self._mean_switching_s()
+            if self._strategy.early_steps:
+                self._loaded = ""  # the devices hold what they were in the middle of
             if self.feedback:
                 self.feedback.go_back()
             if self._peer and before:
                 self._peer.go_back(before)
             self._give_up(upload, grant)
+            if self._error:
+                raise self._error.pop() from None
             return
         finally:
             self.status.is_working = False
@@ -169,16 +181,40 @@ class OverlappingLoop:
 
     def switch(self, version: int, load: Callable[[Weights], object], goes_on: Callable[[], bool]) -> None:
         """As `overlapped_replica.Switch`."""
-        began = time.perf_counter()
-        token = self.versions.wait_for(Token.parse(self._loaded).incarnation, version, goes_on)
+        began, patience_s = time.perf_counter(), max(PATIENCE_S, PATIENCE * self._units_s)
+        about = Token.parse(self._loaded).incarnation, version
+
+        def is_wanted() -> bool:
+            return goes_on() and not (self.stop.is_set() or self._is_off)
+
+        try:
+            token = self.versions.wait_for(*about, is_wanted, self._current, patience_s)
+            with self._switching:
+                if self._is_off or not self._give(token, load):
+                    raise Interrupted(f"version {token} is not to be had")
+        except Exception as error:
+            self._is_off = True
+            if isinstance(error, Interrupted):
+                raise
+            self._error.append(error)  # raised here, it would count as the device's
+            raise Interrupted(str(error)) from error
+        finally:
+            with self._switching:
+                self._switching_s += time.perf_counter() - began
+
+    def _current(self) -> str:
         with self._switching:
-            if not self._give(token, load):
-                raise Interrupted(f"version {token} is not to be had")
-            self._switching_s += time.perf_counter() - began
+            return self.session.current()
+
+    def _mean_switching_s(self) -> float:
+        """Seconds that each device has waited in mid-unit, from here on counted anew."""
+        found, self._switching_s = self._switching_s / max(1, len(self.devices.working)), 0.0
+        return found
 
     def _compute(self, grant: Grant, upload: Upload) -> dict[str, float]:
         """Compute the leased units' updates. Returns seconds by activity. Raises Interrupted: they are not wanted."""
         began = time.perf_counter()
+        self._is_off = False
 
         def compute(replica: AnyReplica, unit: int) -> None:
             take = upload.outbox.taker(unit, self._plan.generator_seed(unit))
@@ -190,8 +226,9 @@ class OverlappingLoop:
         self.devices.compute(grant.micro_batches, compute)
         self.session.devices = len(self.devices.working)
         encoding_s = upload.outbox.encoding_s
-        computing_s = max(0.0, time.perf_counter() - began - encoding_s - self._switching_s)
-        return {"waiting": self._waiting_s + self._switching_s, "computing": computing_s, "encoding": encoding_s}
+        self._units_s, switching_s = time.perf_counter() - began, self._mean_switching_s()
+        computing_s = max(0.0, self._units_s - encoding_s - switching_s)
+        return {"waiting": self._waiting_s + switching_s, "computing": computing_s, "encoding": encoding_s}
 
     def _report(self, upload: Upload, seconds: dict[str, float]) -> dict[str, Any]:
         exchange = self._peer.report() if self._peer else ExchangeReport()
@@ -200,7 +237,7 @@ class OverlappingLoop:
         seconds["waiting"] += exchange.waited_s
         bytes_down = self.versions.bytes - self._bytes
         self._bytes += bytes_down
-        self._waiting_s, self._switching_s, self._uploading_s = 0.0, 0.0, 0.0
+        self._waiting_s, self._uploading_s = 0.0, 0.0
         met = {"exchange": exchange.met} if exchange.met else {}
         return report_of(upload.outbox.bytes, bytes_down + exchange.bytes, self._memory, seconds) | met
 

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 from redis.exceptions import RedisError
@@ -14,9 +14,9 @@ from computeshare.types import Token
 from computeshare.worker.seat.weights_receiver import WeightsReceiver
 
 WAIT_MS = 1000
-ASK_S = 0.1
+ASK_S, CURRENT_S = 0.1, 1.0
 PATIENCE_S = 10.0
-"""After this time a version that was not committed is given up, and with it the unit that needs it."""
+"""After this time, at least, a version that was not committed is given up, and with it the unit that needs it."""
 KEPT = 2
 """Versions to keep: a round's units are computed on the version before the newest, the next round's on the newest."""
 log = structlog.get_logger()
@@ -38,7 +38,7 @@ class VersionReader:
         self._useful = KEPT if inbox.chained else 1
         """How many new versions to read: of differences the one before the newest is needed anyway."""
         self._told, self._telling = "", threading.Condition()
-        """Token of the newest version that the thread has been told of."""
+        """Token of the newest version that is known of."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="versions", daemon=True)
 
@@ -81,21 +81,46 @@ class VersionReader:
             self._read(session, token)
             return self._give_held(token, load)
 
-    def wait_for(self, incarnation: int, version: int, goes_on: Callable[[], bool]) -> str:
-        """The token of a version, once the thread has been told of it.
+    def wait_for(
+        self,
+        incarnation: int,
+        version: int,
+        goes_on: Callable[[], bool],
+        current: Callable[[], str],
+        patience_s: float = PATIENCE_S,
+    ) -> str:
+        """The token of a version, once it is committed.
 
-        Raises Interrupted: it was told of a later version; `goes_on`, asked from time to time, was false; or it was not
-        told for `PATIENCE_S`: perhaps the version lacks a unit that is left for this worker to compute.
+        Args:
+            goes_on: asked several times a second.
+            current: gives the current version's token; asked once a second, as the thread may be reading another
+                version, or have begun too late to be told of this one.
+        Raises Interrupted: there is a later version; `goes_on` was false; or `patience_s` have passed: perhaps the
+            version lacks a unit that is left for this worker to compute.
         """
-        wanted, until = (incarnation, version), time.monotonic() + PATIENCE_S
+        wanted, now = (incarnation, version), time.monotonic()
+        until, asked = now + patience_s, now
+        while not self._is_told(wanted):
+            now = time.monotonic()
+            if not goes_on() or now > until:
+                raise Interrupted(f"version {version} does not come")
+            if now > asked + CURRENT_S:
+                asked = now
+                self._tell([current()])
+        if _order(self._told) > wanted:
+            raise Interrupted(f"version {version} is outdated")
+        return self._told
+
+    def _is_told(self, wanted: tuple[int, int]) -> bool:
+        """Whether this version or a later one is known of, after a short wait if need be."""
         with self._telling:
-            while not self._told or _order(self._told) < wanted:
-                if not goes_on() or time.monotonic() > until:
-                    raise Interrupted(f"version {version} does not come")
-                self._telling.wait(ASK_S)
-            if _order(self._told) > wanted:
-                raise Interrupted(f"version {version} is outdated")
-            return self._told
+            return self._telling.wait_for(lambda: bool(self._told) and _order(self._told) >= wanted, ASK_S)
+
+    def _tell(self, tokens: Sequence[str]) -> None:
+        """Note that there are these versions."""
+        with self._telling:
+            self._told = max(filter(None, [self._told, *tokens]), key=_order, default="")
+            self._telling.notify_all()
 
     def forget(self) -> None:
         """Discard what is held: the next version starts from a whole snapshot."""
@@ -128,9 +153,7 @@ class VersionReader:
         while not self.is_over:
             try:
                 tokens = self._session.announced(WAIT_MS)
-                with self._telling:
-                    self._told = tokens[-1] if tokens else self._told
-                    self._telling.notify_all()
+                self._tell(tokens)
                 for token in tokens[-self._useful :]:
                     with self._reading:
                         self._read(self._session, token)

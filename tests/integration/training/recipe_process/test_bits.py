@@ -115,6 +115,7 @@ def test_an_inner_state_goes_on_in_another_process(tmp_path: Path) -> None:
     initial, mine = weights_of(local.instance.module, local.layout), local.replica(job.spec)
     mine.load(initial)
     first, second = bits(mine.compute(0)), bits(mine.compute(1))
+    parts = [bits(mine.steps(2, part)) for part in (slice(0, 1), slice(1, 2))]
     with opened(job) as process:
         replica = process.replica(job.spec)
         assert replica.kept and replica.kept.dump() is None
@@ -129,6 +130,7 @@ def test_an_inner_state_goes_on_in_another_process(tmp_path: Path) -> None:
             replica.kept.restore(state[:-1])
         replica.kept.restore(state)
         assert bits(replica.compute(1)) == second
+        assert [bits(replica.kept.steps(2, part, lambda: True)) for part in (slice(0, 1), slice(1, 2))] == parts
 
 
 def test_a_device_is_tested_and_precisions_are_tried_before_the_replica_is_built(tmp_path: Path) -> None:

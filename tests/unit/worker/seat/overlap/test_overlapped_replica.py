@@ -37,6 +37,8 @@ class Halving:
 
     def __init__(self) -> None:
         self.kept, self._loaded = self, weights(0)
+        self.taken: list[int] = []
+        """The micro-batches of all steps, as a kept inner state has them."""
 
     def load(self, loaded: Weights) -> None:
         self._loaded = loaded.copy()
@@ -53,6 +55,7 @@ class Halving:
         assert len(micro_batches), "no replica takes no step"
         for micro_batch in micro_batches:
             values = step(values, micro_batch)
+            self.taken.append(micro_batch)
         sizes = [PLAN.size(one) for one in micro_batches]
         loss = float(np.average(micro_batches, weights=sizes))
         return Update(self._loaded.parameters - values, self._loaded.buffers + len(micro_batches), loss)
@@ -123,11 +126,14 @@ def test_a_short_unit_takes_at_least_its_last_step_from_its_rounds_version() -> 
     assert taken == [(0, update.vector[0])]
 
 
-def test_a_unit_that_is_called_off_in_between_leaves_the_last_end_as_it_was() -> None:
-    whole, broken = (OverlappedReplica(Halving(), OVERLAP, PLAN, LAYOUT, Versions([])) for _ in range(2))
+def test_a_unit_that_is_called_off_in_between_takes_no_step_twice_when_it_is_computed_again() -> None:
+    halving = Halving()
+    whole, broken = (OverlappedReplica(one, OVERLAP, PLAN, LAYOUT, Versions([])) for one in (Halving(), halving))
     for replica in (whole, broken):
         replica.load(weights(7))
         replica.compute(0)
     with pytest.raises(Interrupted):
         broken.compute(2, goes_on=lambda: False)
+    broken.load(weights(8))  # the version of its lease, again
     assert np.array_equal(broken.compute(2).vector, whole.compute(2).vector)
+    assert halving.taken == [*PLAN.micro_batches(0), *PLAN.micro_batches(2)]

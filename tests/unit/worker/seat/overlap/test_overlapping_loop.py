@@ -35,7 +35,7 @@ def test_a_lease_that_is_called_off_before_it_is_computed_keeps_the_residual_of_
 
     parts: dict[str, Any] = {
         "session": SimpleNamespace(release=released.append),
-        "devices": SimpleNamespace(load=None),
+        "devices": SimpleNamespace(load=None, working=[0]),
         "versions": SimpleNamespace(give=give, bytes=0),
         "uploads": SimpleNamespace(begin=lambda units, token: units, give_up=given_up.append),
         "memory": SimpleNamespace(check_taken=lambda: None),
@@ -135,6 +135,34 @@ def test_damaged_weights_are_doubted_in_mid_unit_too() -> None:
     )
     loop._loaded = str(Token(0, 1, "0" * 16))
     for again in (False, True):
-        with pytest.raises(Interrupted):
-            loop.switch(2, lambda weights: None, lambda: True)
-        assert doubted.pop() == (token, again)
+        loop._is_off = False  # as with each new lease
+        for _ in range(2):  # devices
+            with pytest.raises(Interrupted):
+                loop.switch(2, lambda weights: None, lambda: True)
+        assert doubted == [(token, again)]
+        doubted.clear()
+
+
+def test_an_error_of_the_broker_in_mid_unit_is_the_seats_and_not_a_devices() -> None:
+    given_up: list[Any] = []
+
+    def wait_for(*about: object) -> str:
+        raise ConnectionError("the broker is away")
+
+    def compute(units: object, work: object) -> None:
+        for _ in range(2):  # devices
+            with pytest.raises(Interrupted):
+                loop.switch(2, lambda weights: None, lambda: True)
+        raise Interrupted
+
+    parts: dict[str, Any] = {
+        "session": SimpleNamespace(release=given_up.append),
+        "devices": SimpleNamespace(load=None, working=[0, 1], compute=compute),
+        "versions": SimpleNamespace(wait_for=wait_for, give=lambda *about: True),
+        "uploads": SimpleNamespace(begin=lambda units, token: units, give_up=given_up.append),
+        "memory": SimpleNamespace(check_taken=lambda: None),
+    }
+    loop = OverlappingLoop(SPEC, feedback=None, status=SeatStatus(), stop=threading.Event(), **parts)
+    with pytest.raises(ConnectionError, match="the broker is away"):
+        loop._work(Grant("leased", str(Token(0, 1, "0" * 16)), 0, (3,)))
+    assert given_up == [(3,), (3,)] and loop._switching_s == 0

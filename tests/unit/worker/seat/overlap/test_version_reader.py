@@ -30,24 +30,33 @@ def reader(session: Announcing) -> VersionReader:
     return VersionReader(session, inbox)  # type: ignore[arg-type]
 
 
+def wait(versions: VersionReader, goes_on: bool = True, current: str = BEFORE, patience_s: float = 10) -> str:
+    return versions.wait_for(1, 5, lambda: goes_on, lambda: current, patience_s)
+
+
 def test_a_version_is_waited_for_until_it_is_announced() -> None:
     session = Announcing(BEFORE, WANTED)
     with reader(session) as versions:
         threading.Timer(0.2, session.may.release).start()
-        assert versions.wait_for(1, 5, lambda: True) == WANTED
-        assert versions.wait_for(1, 5, lambda: False) == WANTED
+        assert wait(versions) == WANTED
+        assert wait(versions, goes_on=False) == WANTED
 
 
 @pytest.mark.parametrize("announced", [LATER, RESTORED])
 def test_a_version_that_others_have_left_behind_is_not_waited_for(announced: str) -> None:
     with reader(Announcing(announced)) as versions, pytest.raises(Interrupted, match="outdated"):
-        versions.wait_for(1, 5, lambda: True)
+        wait(versions)
 
 
-def test_without_hope_the_version_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_was_announced_too_early_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version_reader, "CURRENT_S", 0.1)
+    with reader(Announcing(BEFORE)) as versions:
+        assert wait(versions, current=WANTED) == WANTED
+
+
+def test_without_hope_the_version_is_given_up() -> None:
     with reader(Announcing(BEFORE)) as versions:
         with pytest.raises(Interrupted, match="version 5 does not come"):
-            versions.wait_for(1, 5, lambda: False)
-        monkeypatch.setattr(version_reader, "PATIENCE_S", 0.05)
+            wait(versions, goes_on=False)
         with pytest.raises(Interrupted, match="version 5 does not come"):
-            versions.wait_for(1, 5, lambda: True)
+            wait(versions, patience_s=0.05)
