@@ -190,14 +190,17 @@ def of_defaults() -> dict[str, str]:
 
 
 def _other_strategies(kind: str) -> dict[str, str]:
-    """The default values of all other strategies' inputs, shown when the user selects another strategy."""
-    found = {}
-    for other, strategy in KINDS.items():
-        document = {"strategy": strategy().model_dump(mode="json")} if other != kind else {}
+    """The default values of all other strategies' inputs, shown when the user selects another strategy; without those
+    that differ by strategy, whose inputs are left empty.
+    """
+    found: dict[str, set[str]] = {}
+    for other in KINDS.keys() - {kind}:
+        document = {"strategy": KINDS[other]().model_dump(mode="json")}
         for one in fields():
-            if (value := _get(document, one.path)) is not None and one.path != STRATEGY:
-                found[one.path] = str(value)
-    return found
+            is_its_own = one.path != STRATEGY and (not one.kinds or other in one.kinds)
+            if is_its_own and (value := _get(document, one.path)) is not None:
+                found.setdefault(one.path, set()).add(str(value))
+    return {path: values.pop() for path, values in found.items() if len(values) == 1}
 
 
 def _checked(values: Mapping[str, str], document: Document, errors: dict[str, str]) -> Filled:

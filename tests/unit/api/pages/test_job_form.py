@@ -5,6 +5,7 @@ import pytest
 from api.pages import job_form
 from api.pages.job_form import CHOSEN, CODEC, MORE, STRATEGY
 from computeshare.jobspec.spec import JobSpec
+from computeshare.strategies.registry import KINDS
 from tests.support.recipe_jobs import recipe_spec
 
 
@@ -75,6 +76,12 @@ def test_a_clone_of_a_recipes_job_has_its_arguments_and_is_tried_anew() -> None:
     assert values["recipe_args"] == 'width=128\nkind="wide"\nsizes=[1, 2]'
     found = job_form.filled(values)
     assert found.spec == spec.model_copy(update={"recipe_facts": None})
+
+
+@pytest.mark.parametrize("kind", [*KINDS])
+def test_a_strategy_that_is_chosen_has_its_own_defaults(kind: str) -> None:
+    found = job_form.filled(job_form.of_defaults() | {STRATEGY: kind})
+    assert found.spec and found.spec.strategy == KINDS[kind]()
 
 
 def test_fields_of_other_strategies_and_of_other_optimizers_are_left_out() -> None:
