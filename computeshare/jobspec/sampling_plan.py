@@ -199,7 +199,7 @@ class Plan:
         """Rounds from version 0 to the step on this micro-batch, with the share of its unit's steps before it."""
         epoch, index = divmod(micro_batch, self.micro_batches_per_epoch)
         unit, step = divmod(index, self.inner_steps)
-        return epoch * self.rounds_per_epoch + unit // self.units_per_round + step / self.inner_steps
+        return self.round_of(epoch * self.units_per_epoch + unit) + step / self.inner_steps
 
     def generator_seed(self, micro_batch: int) -> int:
         """The seed for dropout in this micro-batch: 63 bits of `(seed, micro_batch)`."""

@@ -20,14 +20,16 @@ from computeshare.training.device_group.group import DeviceGroup
 from computeshare.training.work_units import AnyReplica
 from computeshare.types import Token
 from computeshare.worker.seat.overlap.update_uploads import Upload, Uploads
-from computeshare.worker.seat.overlap.version_reader import PATIENCE_S, VersionReader
+from computeshare.worker.seat.overlap.version_reader import VersionReader
 from computeshare.worker.seat.seat_context import SeatContext
 from computeshare.worker.seat.seat_loop import AHEAD, ASKED, LONGEST_WAIT_MS, SeatStatus, doubt, report_of
 from computeshare.worker.seat.seat_setup import SeatMemory
 from computeshare.worker.seat.weights_receiver import WeightsReceiver
 
-PATIENCE = 3.0
-"""How long to wait in mid-unit for a version that does not come: so many times what the last units took, or longer."""
+PATIENCE, PATIENCE_S = 3.0, 10.0
+"""How long to wait in mid-unit for a version that does not come: so many times what the last units took, or so many
+seconds if that is longer.
+"""
 
 
 class OverlappingLoop:

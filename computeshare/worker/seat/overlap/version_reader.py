@@ -15,8 +15,6 @@ from computeshare.worker.seat.weights_receiver import WeightsReceiver
 
 WAIT_MS = 1000
 ASK_S, CURRENT_S = 0.1, 1.0
-PATIENCE_S = 10.0
-"""After this time, at least, a version that was not committed is given up, and with it the unit that needs it."""
 KEPT = 2
 """Versions to keep: a round's units are computed on the version before the newest, the next round's on the newest."""
 log = structlog.get_logger()
@@ -87,7 +85,7 @@ class VersionReader:
         version: int,
         goes_on: Callable[[], bool],
         current: Callable[[], str],
-        patience_s: float = PATIENCE_S,
+        patience_s: float,
     ) -> str:
         """The token of a version, once it is committed.
 
