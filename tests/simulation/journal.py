@@ -22,10 +22,13 @@ from tests.simulation.model import ROUNDS, Version, Weights, following, update, 
 class Held:
     """What the broker must hold at a moment; it goes with it, and comes back with it."""
 
+    delay: bool = False
     token: Token | None = None
+    before: Token | None = None  # with a delay, the version before
     carried: tuple[int, ...] = ()
     closed: bool = False
     received: dict[int, Received] = field(default_factory=dict)
+    early: dict[int, Received] = field(default_factory=dict)  # of the next round
     granted: set[tuple[str, str, int]] = field(default_factory=set)  # session, token, micro-batch
     sessions: dict[str, str] = field(default_factory=dict)
     banned: set[str] = field(default_factory=set)
@@ -40,14 +43,25 @@ class Held:
     @property
     def round(self) -> Round:
         assert self.token is not None
-        return following(self.token.version, self.carried)
+        return following(self.token.version, self.carried, self.delay)
+
+    @property
+    def units(self) -> list[int]:
+        """All that may be leased: of this round, and of those ahead."""
+        after = self.round.first + self.round.count
+        return [*self.round.units, *range(after, after + self.round.ahead)]
+
+    def base_of(self, micro_batch: int) -> str:
+        """The version that a micro-batch's update is to be computed on."""
+        is_early = micro_batch >= self.round.first + self.round.count
+        return str(self.before if self.delay and self.before and not is_early else self.token)
 
 
 class Journal:
     """Knows what each answer must have been; every violation is an AssertionError that says which promise broke."""
 
-    def __init__(self, redis: Redis, keys: JobKeys, sharers: int = 0) -> None:
-        self.redis, self.keys, self.sharers = redis, keys, sharers
+    def __init__(self, redis: Redis, keys: JobKeys, sharers: int = 0, delay: bool = False) -> None:
+        self.redis, self.keys, self.sharers, self.delay = redis, keys, sharers, delay
         self.history: dict[str, Weights] = {}  # every version ever published, by its token
         self.made: dict[str, tuple[Token | None, tuple[int, ...]]] = {}  # by its token: base, what was counted
         self.closings: set[tuple[int, Token]] = set()  # fence and base of the rounds that were closed early
@@ -58,7 +72,7 @@ class Journal:
 
     def forget(self) -> None:
         """The broker lost everything; what was published before can no longer be current."""
-        self.held = Held()
+        self.held = Held(self.delay)
         self.last_id = "-"
 
     def remember(self) -> Held:
@@ -85,19 +99,22 @@ class Journal:
     def lapsed(self) -> None:
         self.held.claimed_by = None
 
-    def opened(self, done: bool, fence: int, version: Version, restored: Token | None) -> None:
+    def opened(
+        self, done: bool, fence: int, version: Version, restored: Token | None, before: Token | None = None
+    ) -> None:
         token = version.token
         assert done == (self.held.token is None and fence == self.held.fence), f"opening {token} under {fence}: {done}"
         if done:
             assert str(token) not in self.history, f"{token} was published before"
-            self._publish(version, restored, ())
+            self._publish(version, restored, (), before)
 
     def discarded(self, done: bool, fence: int, token: Token) -> None:
         assert done == self._may(fence, token), f"giving up {token} under fence {fence}: {done}"
         if done:
             held = self.held
-            self.held = Held(sessions=held.sessions, banned=held.banned, strikes=held.strikes, struck=held.struck)
-            self.held.answered, self.held.claimed_by, self.held.fence = held.answered, held.claimed_by, held.fence
+            self.held = Held(self.delay, claimed_by=held.claimed_by, fence=held.fence, answered=held.answered)
+            self.held.sessions, self.held.banned = held.sessions, held.banned
+            self.held.strikes, self.held.struck = held.strikes, held.struck
 
     def closed_early(self, done: bool, fence: int, token: Token, enough: int) -> None:
         held = self.held
@@ -124,10 +141,10 @@ class Journal:
         closed = held.closed or (fence, base) in self.closings  # by the one who commits, if the broker has forgotten it
         assert closed or not missing, f"{token} was made without {missing}, though its round was not closed"
         assert version.carried == missing, f"{token} carries {version.carried}, not {missing}"
-        right = self.history[str(base)].step([update(str(base), m) for m in numbers])
+        right = self.history[str(base)].step([update(held.base_of(m), m) for m in numbers])
         assert version.weights == right, f"{token} is no function of {base} and its round"
         self._check_event(base, version)
-        self._publish(version, base, tuple(numbers))
+        self._publish(version, base, tuple(numbers), base)
 
     def refused(self, done: bool, fence: int, token: Token, part: Received, fault: str) -> None:
         held = self.held
@@ -189,13 +206,15 @@ class Journal:
             held.strikes[part.worker] = held.strikes.get(part.worker, 0) + 1
         return strike
 
-    def _publish(self, version: Version, base: Token | None, counted: tuple[int, ...]) -> None:
+    def _publish(self, version: Version, base: Token | None, counted: tuple[int, ...], before: Token | None) -> None:
         held, token = self.held, version.token
         assert self.history.setdefault(str(token), version.weights) == version.weights
         self.made[str(token)] = (base, counted)
-        held.token, held.carried, held.closed = token, version.carried, False
-        for of_the_round in (held.received, held.granted, held.suspects, held.forgivable):
-            of_the_round.clear()
+        held.token, held.before, held.carried, held.closed = token, before, version.carried, False
+        held.granted = {one for one in held.granted if self.delay and one[2] not in counted}
+        held.received, held.early = held.early, {}
+        held.suspects.clear()
+        held.forgivable.clear()
 
     def _check_event(self, base: Token, version: Version) -> None:
         events = [data for kind, data in self.drain() if kind == "version"]
@@ -223,7 +242,7 @@ class Journal:
             return "finished"
         if held.sessions.get(worker) != session:
             return "banned" if worker in held.banned else "fenced"
-        if token != str(held.token):
+        if token != str(held.token) and not self.delay:
             return "stale"
         return "wait" if held.closed else None
 
@@ -233,14 +252,17 @@ class Journal:
         assert len(set(grant.micro_batches)) == len(grant.micro_batches), f"leased twice in {grant}"
         begun = {micro_batch for _, token, micro_batch in held.granted if token == grant.token}
         for micro_batch in grant.micro_batches:
-            assert micro_batch in held.round.units, f"{micro_batch} is not in the round of {grant.token}"
-            assert micro_batch not in held.received, f"{micro_batch} was leased though it has been received"
+            assert micro_batch in held.units, f"{micro_batch} is not in the round of {held.token}"
+            assert grant.token == held.base_of(micro_batch), f"{micro_batch} was leased on {grant.token}"
+            is_there = micro_batch in held.received or micro_batch in held.early
+            assert not is_there, f"{micro_batch} was leased though it has been received"
             held.granted.add((session, grant.token, micro_batch))
         fresh = set(grant.micro_batches) - begun - set(held.carried)
         left_over = set(held.carried) - begun - set(grant.micro_batches)
         assert not (fresh and left_over), f"{fresh} were leased before {left_over}, which were carried over"
-        mine = sum(part.worker == worker for part in held.received.values()) + len(grant.micro_batches)
-        assert not grant.micro_batches or mine <= self._share(), f"{worker} may make {mine} of {held.round}"
+        leased = set(grant.micro_batches) & set(held.round.units)
+        mine = sum(part.worker == worker for part in held.received.values()) + len(leased)
+        assert not leased or mine <= self._share(), f"{worker} may make {mine} of {held.round}"
         for kind, data in self.drain():
             if kind == "reassigned":
                 assert data["micro_batch"] in grant.micro_batches
@@ -265,25 +287,32 @@ class Journal:
             assert outcome == "duplicate", f"{outcome} for a nonce that was answered"
         elif held.sessions.get(worker) != session:
             assert outcome == "fenced", f"{outcome} for a session that is not the newest"
-        elif token != str(held.token) or held.round.count == 0:
+        elif token not in self._recent() or held.round.count == 0:
             assert outcome == "stale", f"{outcome} on {token} while {held.token} is current"
         else:
-            assert outcome in ("accepted", "duplicate", "lease_lost"), outcome
+            wrong = [m for m in numbers if token != held.base_of(m)]
+            assert outcome in ("accepted", "duplicate", "lease_lost") or (outcome == "stale" and wrong), outcome
             assert outcome != "accepted" or not held.closed, f"{numbers} was taken by a closed round"
             if outcome == "duplicate":
-                assert set(numbers) & set(held.received), "called a duplicate of nothing"
+                assert set(numbers) & {*held.received, *held.early}, "called a duplicate of nothing"
         held.answered.add(nonce)
         assert bool(counted) == (outcome == "accepted"), f"{outcome} counted {counted}"
-        stored: Any = self.redis.hgetall(self.keys.received()) if counted else {}
         for micro_batch in counted:
+            is_early = micro_batch not in held.round.units
+            there, key = (held.early, self.keys.early()) if is_early else (held.received, self.keys.received())
             assert micro_batch in numbers, f"{micro_batch} was counted without being sent"
-            assert micro_batch not in held.received, f"{micro_batch} was counted twice"
+            assert micro_batch not in there, f"{micro_batch} was counted twice"
             assert (session, token, micro_batch) in held.granted, f"{micro_batch} was counted without a lease"
-            entry = stored[str(micro_batch).encode()]
-            part = held.received[micro_batch] = Received(micro_batch, **json.loads(entry), entry=entry)
+            entry: Any = self.redis.hget(key, str(micro_batch))
+            part = there[micro_batch] = Received(micro_batch, **json.loads(entry), entry=entry)
             assert (part.worker, part.session, part.nonce) == (worker, session, nonce)
+            assert part.base == token == held.base_of(micro_batch), f"{micro_batch} was counted on {token}"
         mine = sum(part.worker == worker for part in held.received.values())
         assert not counted or mine <= self._share(), f"{worker} made {mine} of {held.round}"
+
+    def _recent(self) -> set[str]:
+        """The versions on which an update may be computed."""
+        return {str(self.held.token)} | ({str(self.held.before)} if self.delay and self.held.before else set())
 
     def _counted(self, nonce: str, outcome: str) -> list[int]:
         events = [data for kind, data in self.drain() if kind == "submission"]

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from computeshare.jobspec.sampling_plan import Plan, Round
 from computeshare.types import Token
@@ -53,10 +53,12 @@ class Weights:
 INITIAL = Weights(b"weights 0", b"state 0")
 
 
-def following(version: int, carried: Sequence[int] = ()) -> Round:
-    """The round from `version`; without micro-batches after the last one."""
+def following(version: int, carried: Sequence[int] = (), delay: bool = False) -> Round:
+    """The round from `version`; without micro-batches after the last one. With a delay, the next round's are ahead."""
     planned = PLAN.round(version, carried)
-    return planned if version < ROUNDS else Round(version, planned.epoch, planned.first, 0, 0)
+    if version >= ROUNDS:
+        return Round(version, planned.epoch, planned.first, 0, 0)
+    return replace(planned, ahead=following(version + 1).count) if delay else planned
 
 
 def waits_for_all(version: int) -> bool:
@@ -66,11 +68,14 @@ def waits_for_all(version: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A version in a reducer's hands: its weights, and what is carried into the round that starts from it."""
+    """A version in a reducer's hands: its weights, what is carried into the round that starts from it, and with a delay
+    the published weights of the version before; empty: there is none.
+    """
 
     token: Token
     weights: Weights
     carried: tuple[int, ...] = ()
+    before: bytes = b""
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """A simulated reducer: the steps of the real one, each of which can be its last."""
 
+import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,13 +8,25 @@ from dataclasses import dataclass
 from redis import Redis
 
 from computeshare.jobspec.quorum import needed
+from computeshare.jobspec.sampling_plan import Round
 from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.refusal import Received
 from computeshare.protocol.round_store import RoundState
 from computeshare.protocol.terms import Terms
 from computeshare.types import Blob, Token
 from tests.simulation.journal import Journal
-from tests.simulation.model import INITIAL, MAGIC, NOT_FINITE, PLAN, Disk, Version, Weights, following, waits_for_all
+from tests.simulation.model import (
+    INITIAL,
+    MAGIC,
+    NOT_FINITE,
+    PLAN,
+    ROUNDS,
+    Disk,
+    Version,
+    Weights,
+    following,
+    waits_for_all,
+)
 
 LIFE_MS = 600_000
 
@@ -109,17 +122,21 @@ class SimReducer:
         version, weights = (saved.token.version, saved.weights) if saved else (0, INITIAL)
         carried = saved.carried if saved else ()
         token = weights.token(self.disk.next_incarnation(), version)
+        before = saved.before if saved and version < ROUNDS else b""
+        earlier = Token(token.incarnation, version - 1, hashlib.sha256(before).hexdigest()[:16]) if before else None
         event = {"token": str(token), "version": version, "incarnation": token.incarnation, "sha256": weights.sha256}
         opened = self.reducer.open(
             token,
             [weights.weights],
             weights.dump(),
-            following(version, carried),
+            self._following(version, carried),
             event,
-            terms=Terms(sharers=self.journal.sharers),
+            recent=2 if self.journal.delay else 1,
+            terms=Terms(sharers=self.journal.sharers, delay=self.journal.delay),
+            before=(earlier, [before]) if earlier else None,
         )
-        current = Version(token, weights, carried)
-        self.journal.opened(opened, self.reducer.fence, current, saved.token if saved else None)
+        current = Version(token, weights, carried, before)
+        self.journal.opened(opened, self.reducer.fence, current, saved.token if saved else None, earlier)
         if not opened:
             return self.lose()
         self.current, self.unsaved = current, None
@@ -140,10 +157,14 @@ class SimReducer:
         for step in steps:
             again = again.step([self._whole(blob) for blob in self._updates(step.counted)])
         assert again.weights == weights, f"replaying {len(steps)} steps to {state.token} gave other bits"
-        self.current = Version(state.token, again, state.carried)
+        before = self._load(state.base) if self.journal.delay and state.base else b""
+        self.current = Version(state.token, again, state.carried, before)
         counted = [update for step in steps for update in step.counted]
         self.unsaved = Unsaved(base, counted, state.token, again) if steps else None
         return f"resumed {state.token} after {len(steps)} steps"
+
+    def _following(self, version: int, carried: Sequence[int]) -> Round:
+        return following(version, carried, self.journal.delay)
 
     def _load(self, token: Token) -> bytes:
         blob = _only(self.reducer.load(self.reducer.keys.weights(str(token))))
@@ -198,11 +219,11 @@ class SimReducer:
             read.parts,
             token,
             [weights.weights],
-            following(token.version, carried),
+            self._following(token.version, carried),
             event,
             stored=before.base,
         )
-        current = Version(token, weights, carried)
+        current = Version(token, weights, carried, self.current.weights.weights if self.journal.delay else b"")
         self.journal.committed(done, self.reducer.fence, read.base.token, current, read.parts, before.base)
         if not done:
             return self.lose()

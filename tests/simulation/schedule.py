@@ -50,7 +50,8 @@ class Schedule:
         count = self.rng.randint(1, 5)
         sharers = 3 if count >= 3 and self.rng.random() < 0.5 else 0
         quorum = self.rng.choice((0.5, 0.7, 0.9)) if not sharers and self.rng.random() < 0.5 else 1.0
-        self.journal = Journal(redis, self.store.keys, sharers)
+        delay = not sharers and quorum == 1 and self.rng.random() < 0.5
+        self.journal = Journal(redis, self.store.keys, sharers, delay)
         self.disk = Disk()
         self.workers = [SimWorker(redis, job_id, f"w{i}", self.journal, self.rng) for i in range(count)]
         self.reducers = [

@@ -90,7 +90,8 @@ class SimWorker:
     def _granted(self, session: WorkerSession, grant: Grant, expected: str | None) -> str:
         if expected is None:
             self.journal.leased(self.name, session.session_id, grant)
-            self.micro_batches = grant.micro_batches or self.micro_batches
+            if grant.micro_batches:
+                self.token, self.micro_batches = grant.token, grant.micro_batches
         else:
             assert grant.answer == expected, f"{grant.answer}, expected {expected}"
             if expected != "wait":  # which is what a closed round answers
@@ -98,7 +99,9 @@ class SimWorker:
         return f"{grant.answer} {list(grant.micro_batches)}"
 
     def compute(self, honest: bool) -> Work | None:
-        """What this worker would send; a liar damages some of it, or sends a micro-batch it has no lease on."""
+        """What this worker would send; a liar damages some of it, sends a micro-batch that it has no lease on, or names
+        another version than it has computed on.
+        """
         if self.session is None or not self.micro_batches:
             return None
         numbers = list(self.micro_batches)
@@ -107,7 +110,10 @@ class SimWorker:
         elif not honest and self.rng.random() < 0.2:
             numbers = numbers[: self.rng.randint(1, len(numbers))]
         updates = tuple((m, self._blob(m, honest)) for m in numbers)
-        return Work(self.session, self.token, uuid.uuid4().hex, updates)
+        token = self.token
+        if not honest and self.rng.random() < 0.1:
+            token = str(self.rng.choice((self.journal.held.token, self.journal.held.before)) or token)
+        return Work(self.session, token, uuid.uuid4().hex, updates)
 
     def _blob(self, micro_batch: int, honest: bool) -> bytes:
         if honest or self.rng.random() > 0.08:
