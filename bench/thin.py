@@ -27,7 +27,7 @@ from bench.peer_methods import METHODS
 from bench.support import ours, shapes
 from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.course import Course, Point
-from bench.support.report import Cell, Part, Plot, Table, cell, markdown, median, merged
+from bench.support.report import Cell, Part, Plot, Table, cell, markdown, median, merged, spread
 from bench.thin_cases import CASES, NO_DATA, WORKERS, Case, specs
 from computeshare.settings import Settings
 from computeshare.tasks.registry import task_of
@@ -118,13 +118,9 @@ Column = Callable[[str, Sequence[Run]], Cell]
 """A cell about the runs of a system, which is named."""
 
 
-def _range(values: Sequence[float]) -> str:
-    return f"{cell(min(values))} to {cell(max(values))}"
-
-
 RATES: dict[str, Column] = {
     "samples/s": lambda _, runs: median([run.course.samples_per_s for run in runs]),
-    "range": lambda _, runs: _range([run.course.samples_per_s for run in runs]),
+    "range": lambda _, runs: spread([run.course.samples_per_s for run in runs]),
     "computing, share of the time": lambda _, runs: median([run.busy for run in runs]),
     "rounds/s": lambda _, runs: median([run.course.rounds_per_s for run in runs]),
     "kB up a round, all workers": lambda _, runs: median([run.course.bytes_per_round[0] / 1000 for run in runs]),
@@ -155,7 +151,7 @@ def _verdict(found: Found) -> str:
     for peer in dict.fromkeys(each for each in (best, plain) if each in found.peers):
         ratios = [a.course.samples_per_s / b.course.samples_per_s for a, b in zip(mine, found.peers[peer], strict=True)]
         kind = "the best peer" if peer == best else "with its defaults"
-        told.append(f"{cell(median(ratios))} times {peer}, {kind} ({_range(ratios)})")
+        told.append(f"{cell(median(ratios))} times {peer}, {kind} ({spread(ratios)})")
     lost = sum(run.lost for runs in found.ours.values() for run in runs)
     return f"{lead}: {'; '.join(told)}. Runs: {len(mine)}; workers taken for dead: {lost}."
 

@@ -124,6 +124,18 @@ CASES: dict[str, Case] = {
     "resnet18-20mbit-jpegs": Case(
         Shape(20), RESNET, {"local of 50, int8, delay": CHOICES["local of 50, int8, delay"]}, (), 90, images=20_000
     ),
+    "resnet18-20mbit-jpegs-accuracy": Case(
+        Shape(20),
+        RESNET,
+        {name: CHOICES[name] for name in ("local of 50, int8", "local of 50, int8, delay")},
+        ("local",),
+        900,
+        120_000,
+        score_every=6400,
+        unshaped=True,
+        peer_limit_s=60,
+        images=20_000,
+    ),
     "resnet18-5mbit-auto": Case(Shape(5), RESNET, AUTO, limit_s=600, peer_limit_s=180),
     "gpt-5mbit": Case(
         Shape(5),

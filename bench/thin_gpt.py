@@ -1,6 +1,6 @@
 """A small GPT on two workers over thin links, beside a plain PyTorch loop on one machine: loss and time, equal tokens.
 
-    python -m bench.thin_gpt [--rate 5] [--samples 24000] [--ours '{"name": {"codec": ...}}'] [--rates 0.003 0.004]
+    python -m bench.thin_gpt [--runs 5] [--rate 5] [--samples 24000] [--rates 0.003 0.004] [--only NAME]
 
 nanoGPT's setting for a CPU: tinyshakespeare, 12 windows of 64 characters a step. The loop trains once with each of
 `--rates`, with one thread; the one with the lowest loss counts. Workers take 6 windows a step, so that each makes as
@@ -21,7 +21,8 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from bench.links import NoLinks, Shape, links
 from bench.local_loss import SAMPLES, WARMUP, job_of_gpt, lasting
 from bench.support import ours
 from bench.support.clean_exit import end_cleanly_when_asked
-from bench.support.report import Cell, Part, Table, markdown
+from bench.support.report import Cell, Part, Table, markdown, median, spread
 from bench.support.small_gpt import ADAMW, GPT
 from bench.thin_cases import OVERLAP, WORKERS, codec, gossip, local
 from computeshare.runtime.processes import exit_with_parent
@@ -63,9 +64,23 @@ OURS = {
 }
 
 
-def plain(lr: float, samples: int, data: Path) -> tuple[float, float]:
-    """The loss of a plain loop on one machine, in nats, and its seconds."""
-    spec = lasting({**GPT, "micro_batch": BATCH, "micro_batches_per_round": 1, "optimizer": ADAMW}, samples)
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training. `loss`: on the test split, in nats; `busy`: the least share of its time that a worker computed;
+    `moved`: kB up and down a round, both workers.
+    """
+
+    loss: float
+    seconds: float
+    samples: int
+    busy: float | None = None
+    moved: tuple[float | None, float | None] = (None, None)
+
+
+def plain(lr: float, seed: int, samples: int, data: Path) -> Run:
+    """Train by a plain loop on one machine."""
+    fields = {**GPT, "seed": seed, "micro_batch": BATCH, "micro_batches_per_round": 1, "optimizer": ADAMW}
+    spec = lasting(fields, samples)
     task, plan, steps = task_of(spec), spec.plan, spec.rounds_total
     instance = task.instance(spec.seed, "train", data)
     module = instance.module.train()
@@ -89,7 +104,7 @@ def plain(lr: float, samples: int, data: Path) -> tuple[float, float]:
         scheduler.step()
     seconds = time.monotonic() - began
     judge = task.instance(spec.seed, "test", data)
-    return score(judge, weights_of(module, instance.layout)).loss, seconds
+    return Run(score(judge, weights_of(module, instance.layout)).loss, seconds, steps * BATCH)
 
 
 CORE = 0
@@ -102,7 +117,7 @@ def _neighbour(samples: int, data: Path, begun: Any) -> None:
     torch.set_num_threads(1)
     begun.set()
     while True:
-        plain(1e-3, samples, data)
+        plain(1e-3, 0, samples, data)
 
 
 @contextlib.contextmanager
@@ -132,36 +147,54 @@ def _share_a_core(plane: ours.Plane) -> None:
 
 
 def compare(options: argparse.Namespace, data: Path) -> Part:
-    """Train with the loop and with each of `ours`. Raises NoLinks."""
+    """Train with the loop and with each of `ours` in turn, with one seed after another. Raises NoLinks."""
     torch.set_num_threads(1)
-    loops = []
-    for lr in options.rates:
-        with _half_a_core(options.samples, data) if options.half_cores else contextlib.nullcontext():
-            loops.append((*plain(lr, options.samples, data), f"one machine, plain loop, rate {lr:g}"))
-        print("{2}: {0:.4f} nats, {1:.1f} s".format(*loops[-1]), file=sys.stderr, flush=True)
-    least, longest, _ = min(loops)
-    rows: list[list[Cell]] = [
-        [name, options.samples, loss, loss - least, seconds, seconds / longest] for loss, seconds, name in loops
-    ]
+    loops = {f"one machine, plain loop, rate {lr:g}": lr for lr in options.rates}
+    jobs = {name: OURS[name] for name in options.only} if options.only else options.ours
+    found: dict[str, list[Run]] = {name: [] for name in [*loops, *jobs]}
     with links(WORKERS, Shape(options.rate)) as over, ours.plane(WORKERS, data, over) as plane:
         if options.half_cores:
             _share_a_core(plane)
-        for name, fields in (options.ours or OURS).items():
-            strategy = fields["strategy"]
-            steps = strategy.get("inner_steps") or strategy["every"]
-            document = job_of_gpt(fields, WORKERS, steps, OWN_BATCH, options.samples)
-            found = ours.train(plane, document, scored=False)
-            loss = plane.client.metrics(found.job["id"])["test_loss"][-1]["value"]
-            last = found.course.points[-1]
-            seconds = last.seconds
-            busy, moved = min(found.busy.values()), [each / 1000 for each in found.course.bytes_per_round]
-            rows.append([name, last.samples, loss, loss - least, seconds, seconds / longest, busy, *moved])
-            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    columns = ["run", "samples", "test loss, nats", "above the loop", "seconds", "of the loop's time"]
-    columns += ["computing, share of it", "kB up a round, both workers", "kB down"]
-    note = f"Goal: at most {GOALS['loss']} nats above the loop in at most {GOALS['time']} of its time."
+        for seed in range(options.runs):
+            for name, lr in loops.items():
+                with _half_a_core(options.samples, data) if options.half_cores else contextlib.nullcontext():
+                    found[name].append(_told(name, seed, plain(lr, seed, options.samples, data)))
+            for name, fields in jobs.items():
+                found[name].append(_told(name, seed, _train(plane, {**fields, "seed": seed}, options.samples)))
     title = f"GPT of 0.8 M parameters, {options.samples:,} samples, two workers at {options.rate:g} Mbit/s"
-    return Part([Table(title, columns, [row + [None] * (len(columns) - len(row)) for row in rows], note)])
+    return tell(title, found, [*loops])
+
+
+def _train(plane: ours.Plane, fields: dict[str, Any], samples: int) -> Run:
+    steps = fields["strategy"].get("inner_steps") or fields["strategy"]["every"]
+    trained = ours.train(plane, job_of_gpt(fields, WORKERS, steps, OWN_BATCH, samples), scored=False)
+    loss = plane.client.metrics(trained.job["id"])["test_loss"][-1]["value"]
+    last, (up, down) = trained.course.points[-1], trained.course.bytes_per_round
+    return Run(loss, last.seconds, last.samples, min(trained.busy.values()), (up / 1000, down / 1000))
+
+
+def _told(name: str, seed: int, run: Run) -> Run:
+    print(json.dumps({"run": name, "seed": seed, **asdict(run)}), file=sys.stderr, flush=True)
+    return run
+
+
+def tell(title: str, found: Mapping[str, Sequence[Run]], loops: Sequence[str]) -> Part:
+    """The report: medians, and how each run compares with that of the same seed of the loop with the lowest loss."""
+    least = found[min(loops, key=lambda name: median([run.loss for run in found[name]]) or math.inf)]
+    rows: list[list[Cell]] = []
+    for name, runs in found.items():
+        pairs = [*zip(runs, least, strict=True)]
+        above, share = [a.loss - b.loss for a, b in pairs], [a.seconds / b.seconds for a, b in pairs]
+        moved = [median(each) for each in zip(*(run.moved for run in runs), strict=True)]
+        losses: list[Cell] = [median([run.loss for run in runs]), median(above), spread(above)]
+        times: list[Cell] = [median([run.seconds for run in runs]), median(share), spread(share)]
+        rows.append([name, runs[0].samples, *losses, *times, median([run.busy for run in runs]), *moved])
+    columns = ["medians", "samples", "test loss, nats", "above the loop", "range", "seconds", "of the loop's time"]
+    columns += ["range", "computing, share of it", "kB up a round, both workers", "kB down"]
+    goal = f"at most {GOALS['loss']} nats above the loop in at most {GOALS['time']} of its time"
+    details = {name: [asdict(run) for run in runs] for name, runs in found.items()}
+    note = f"Goal: {goal}. Runs: {len(least)}, each with a seed of its own."
+    return Part([Table(title, columns, rows, note)], [], details)
 
 
 def main() -> None:
@@ -169,7 +202,9 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=5, help="Mbit/s each way")
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--rates", type=float, nargs="+", default=[3e-3, 4e-3], help="of the loop's optimizer")
-    parser.add_argument("--ours", type=json.loads, help="fields of JobSpecs by name, as JSON")
+    parser.add_argument("--runs", type=int, default=1, help="of each, in turn, each with a seed of its own")
+    parser.add_argument("--ours", type=json.loads, default=OURS, help="fields of JobSpecs by name, as JSON")
+    parser.add_argument("--only", nargs="+", choices=OURS, help="of the configurations that are known, these alone")
     parser.add_argument("--half-cores", action="store_true", help="a machine is half of a core")
     options = parser.parse_args()
     end_cleanly_when_asked()

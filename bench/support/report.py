@@ -76,6 +76,11 @@ def median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known and len(known) == len(values) else None
 
 
+def spread(values: Sequence[float]) -> str:
+    """The least and the most of some values, as a table has them."""
+    return f"{cell(min(values))} to {cell(max(values))}"
+
+
 def markdown(part: Part) -> str:
     """A part as Markdown: its tables, and links to the files of its plots."""
     sections = [f"### {table.title}\n\n{_rows(table)}\n{table.note}".rstrip() + "\n" for table in part.tables]
