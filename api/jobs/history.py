@@ -243,7 +243,7 @@ class History:
 
         Args:
             kind: average: the moving average, if the job keeps one; raw: the version itself; before: the version before
-                it, which is kept if the job has a delay.
+                it, which is kept if the job has a delay or an overlap.
         """
         path, row = self.checkpoint(job_id, which)
         if kind == "before":

@@ -240,7 +240,7 @@ def download_checkpoint(
         Literal["average", "raw", "before"],
         Query(
             description="average: the moving average, if the job keeps one; raw: the version itself; before: the "
-            "version before it, in a job with a delay"
+            "version before it, in a job with a delay or an overlap"
         ),
     ] = "average",
 ) -> Response:

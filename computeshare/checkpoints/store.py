@@ -3,9 +3,10 @@
 `ARTIFACTS/JOB/TOKEN/` holds `weights.safetensors` (the state dict as workers hold it), `state.safetensors` (the
 reducer's full-precision parameters, moving average and optimizer state), `manifest.json`, where needed
 `average.safetensors` (a state dict with the moving average of the parameters), `before.safetensors` (that of the
-version before, on which the next round is computed in a job with a delay) and `ledger.json` (the events of earlier
-versions that the control plane may not have stored) and, once scored, `score.json` and a classifier's `classes.json`. A
-folder is written in `.unfinished`, flushed to the disk and renamed, so that a folder named by a token is complete.
+version before, which the next round's units begin with in a job with a delay or an overlap) and `ledger.json` (the
+events of earlier versions that the control plane may not have stored) and, once scored, `score.json` and a classifier's
+`classes.json`. A folder is written in `.unfinished`, flushed to the disk and renamed, so that a folder named by a token
+is complete.
 Beside these folders, `chosen.json` holds the choices made for a job that left its codecs or precision open, and
 `incarnations/N` records at which checkpoint the job was opened for the Nth time and so which checkpoints are valid: the
 others belong to abandoned branches.
@@ -96,7 +97,7 @@ class Staged:
     def renew(self) -> None:
         """Write the large files again, from the system's page cache."""
         for name in (WEIGHTS, AVERAGE, BEFORE, STATE):
-            with contextlib.suppress(FileNotFoundError):  # a job without a moving average or a delay
+            with contextlib.suppress(FileNotFoundError):  # a job without a moving average, a delay or an overlap
                 shutil.copyfile(self.folder / name, self.folder / "again")
                 os.replace(self.folder / "again", self.folder / name)
 

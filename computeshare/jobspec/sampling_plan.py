@@ -70,7 +70,9 @@ class Round:
     wanted: int | None = None
     """The number of units that make the version, in order of arrival; None: all."""
     ahead: int = 0
-    """The number of units, following these, that are leased once all of these are: the next round's, with a delay."""
+    """The number of units, following these, that are leased once all of these are: with a delay or an overlap, the next
+    round's.
+    """
 
     @property
     def needed(self) -> int:

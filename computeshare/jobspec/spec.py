@@ -658,8 +658,8 @@ class JobSpec(Part):
 
         The sum of: weights and optimizer state of three versions (current, previous, next); the updates of two rounds
         (the previous round's are kept until its state is stored, or those of several that are not larger), with a delay
-        of three; the inner state that each
-        unit's worker may hand over; events and answers (`RECORD_BYTES`).
+        or an overlap of three; the inner state that each unit's worker may hand over; events and answers
+        (`RECORD_BYTES`).
         """
         pairs = PAIRS if self.codec == "auto" else [(self.codec.up, self.codec.down)]
         up = max(CODECS[codec].bytes_per_value for codec, _ in pairs)

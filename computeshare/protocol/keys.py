@@ -240,7 +240,7 @@ class JobKeys:
         return self._key("received")
 
     def early(self) -> str:
-        """hash: as `received`, of the next round, whose units are computed meanwhile in a job with a delay."""
+        """hash: as `received`, of the next round, whose units are leased meanwhile with a delay or an overlap."""
         return self._key("early")
 
     def offers(self) -> str:
@@ -250,7 +250,7 @@ class JobKeys:
         return self._key("offers")
 
     def early_offers(self) -> str:
-        """hash: as `offers`, of the next round, whose units are computed meanwhile in a job with a delay."""
+        """hash: as `offers`, of the next round, whose units are leased meanwhile with a delay or an overlap."""
         return self._key("early_offers")
 
     def draft(self, name: str) -> str:

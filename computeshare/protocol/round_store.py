@@ -44,7 +44,7 @@ class RoundState:
     """Milliseconds after the opening by which updates usually have arrived; 0 while too few were seen to tell."""
     doubted: Token | None = None
     """The version whose weights, as a worker found in two reads, do not match the token's digest: the current one or,
-    in a job with a delay, the one before.
+    in a job with a delay or an overlap, the one before.
     """
 
     @property

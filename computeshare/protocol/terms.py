@@ -34,7 +34,7 @@ class Terms:
     singles: bool = False
     """Whether leases are single units, for any worker that asks: each is computed by a chain of workers."""
     delay: bool = False
-    """Whether a round's units are computed on the version before the round's own, while the round before is reduced."""
+    """Whether a round's units are leased while the round before is reduced: with a delay or an overlap."""
 
     def fields(self) -> dict[str, int | float | str]:
         """The fields of the round's hash."""

@@ -380,7 +380,7 @@ class Client:
 
         Args:
             kind: average: the moving average, if the job keeps one; raw: the version itself; before: the version before
-                it, in a job with a delay.
+                it, in a job with a delay or an overlap.
         Raises: ArtifactError: `path` cannot be written, or the weights' sha256 differs from the answer's ETag.
         """
         partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
