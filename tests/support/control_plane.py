@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx2
+from redis import Redis
 from redis.exceptions import RedisError
 
 from computeshare.settings import RunFile
@@ -72,6 +73,10 @@ class ControlPlane:
 
     def reach(self, job_id: str, version: int) -> None:
         self.until(f"version {version}", lambda: self.job(job_id)["version"] >= version)
+
+    def broker(self) -> Redis:
+        """The broker, for its owner."""
+        return connect((RunFile.read(self.home / "run.json") or _fail()).redis_url)
 
     def pids(self, role: str) -> list[int]:
         run = RunFile.read(self.home / "run.json")

@@ -9,8 +9,6 @@ from redis import Redis
 
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.keys import JobKeys
-from computeshare.settings import RunFile
-from computeshare.transport.connections import connect
 from tests.support.control_plane import DIGITS_MLP, ControlPlane
 
 pytestmark = pytest.mark.e2e
@@ -82,9 +80,7 @@ def test_a_peer_that_dies_costs_its_unpublished_steps_alone_and_another_takes_it
     job_id = plane.create(**SPEC | {"epochs": 120}, **strategy(), codec={"up": "int8", "down": "float32"})
     plane.until("three workers", lambda: plane.job(job_id)["workers"] == 3)
     plane.reach(job_id, plane.job(job_id)["version"] + 10)
-    run, pid = RunFile.read(plane.home / "run.json"), plane.pids("worker")[0]
-    assert run is not None
-    redis = connect(run.redis_url)
+    pid, redis = plane.pids("worker")[0], plane.broker()
     (victim,) = [one["id"] for one in plane.get("/v1/workers")["items"] if one["pid"] == pid]
     family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     assert len(family) > 1, "its seat is a process of its own"

@@ -13,7 +13,6 @@ from typing import Any
 
 import psutil
 import pytest
-from redis import Redis
 
 from computeshare.client import Client
 from computeshare.codecs.registry import WITHOUT_RESIDUAL
@@ -21,8 +20,6 @@ from computeshare.errors import SpecError
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.keys import JobKeys
 from computeshare.replay.replay import Replay, Verdict
-from computeshare.settings import RunFile
-from computeshare.transport.connections import connect
 from tests.support.control_plane import DIGITS_MLP, ControlPlane
 
 pytestmark = pytest.mark.e2e
@@ -75,14 +72,8 @@ def fork(plane: ControlPlane, job_id: str, **request: Any) -> dict[str, Any]:
     return dict(response.json())
 
 
-def broker_of(plane: ControlPlane) -> Redis:
-    run = RunFile.read(plane.home / "run.json")
-    assert run is not None
-    return connect(run.redis_url)
-
-
 def lose_the_broker(plane: ControlPlane) -> None:
-    broker_of(plane).flushall()
+    plane.broker().flushall()
 
 
 def opened(plane: ControlPlane, job_id: str) -> list[tuple[int, int, bool]]:
@@ -272,7 +263,7 @@ def test_a_job_that_lost_a_worker_and_its_broker_matches_in_both_incarnations(pl
     plane.reach(job_id, plane.job(job_id)["version"] + 10)
     assert plane.http.post(f"/v1/jobs/{job_id}/pause").status_code == 202
     plane.until("no worker", lambda: plane.job(job_id)["workers"] == 0)
-    plane.until("everything stored", lambda: not broker_of(plane).xlen(JobKeys(job_id).events()))
+    plane.until("everything stored", lambda: not plane.broker().xlen(JobKeys(job_id).events()))
     lose_the_broker(plane)
     assert plane.http.post(f"/v1/jobs/{job_id}/resume").status_code == 202
     job = plane.finish(job_id)
@@ -318,7 +309,7 @@ def seat_of_first_worker(plane: ControlPlane) -> psutil.Process:
 def fall_asleep_with_a_lease(plane: ControlPlane, job_id: str) -> None:
     """Suspend the seat of the first worker at a moment when others wait for what it holds."""
     worker = worker_of_first(plane)
-    seat, redis, leases = seat_of_first_worker(plane), broker_of(plane), JobKeys(job_id).leases()
+    seat, redis, leases = seat_of_first_worker(plane), plane.broker(), JobKeys(job_id).leases()
 
     def holds() -> bool:
         held: Any = redis.hvals(leases)

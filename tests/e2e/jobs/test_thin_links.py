@@ -4,17 +4,15 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pytest
-from redis import Redis
 
 from computeshare.client import Client
 from computeshare.protocol.keys import JobKeys
 from computeshare.replay.replay import Replay
 from computeshare.settings import RunFile
-from computeshare.transport.connections import connect
 from tests.support.control_plane import DIGITS_MLP, ControlPlane
 from tests.support.proxy import Proxy
 
@@ -48,23 +46,16 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-def broker_of(plane: ControlPlane) -> tuple[Redis, str, int]:
-    """The broker for its owner, the password of its user `worker`, and its port."""
-    run = RunFile.read(plane.home / "run.json")
-    assert run is not None
-    redis = connect(run.redis_url)
-    found: Any = redis.info("server")
-    return redis, urlsplit(run.redis_urls["worker"]).password or "", found["tcp_port"]
-
-
 @contextmanager
 def thin_workers(plane: ControlPlane, count: int) -> Iterator[list[int]]:
     """Workers with a thin link each to the broker, until the end of the block; yields their process ids."""
-    _, password, port = broker_of(plane)
+    run, server = RunFile.read(plane.home / "run.json"), cast(dict[str, Any], plane.broker().info("server"))
+    assert run is not None
+    password = urlsplit(run.redis_urls["worker"]).password
     with ExitStack() as stack:
         pids = []
         for number in range(count):
-            proxy = stack.enter_context(Proxy(("127.0.0.1", port)))
+            proxy = stack.enter_context(Proxy(("127.0.0.1", server["tcp_port"])))
             proxy.bytes_per_s = BYTES_PER_S
             url = f"redis://worker:{password}@127.0.0.1:{proxy.port}/0"
             worker = plane.worker("e2e", f"thin-{number}", COMPUTESHARE_REDIS_URL=url)
@@ -78,7 +69,7 @@ def test_versions_drafted_in_open_rounds_have_the_bits_of_those_made_after_them(
     with plane.worker("e2e", "near"):
         near = plane.finish(plane.create(**JOBS[name]))
 
-    redis = broker_of(plane)[0]
+    redis = plane.broker()
     with thin_workers(plane, 3) as pids:
         whole = plane.create(**JOBS[name], workers={"min": 3, "max": 3})
         plane.until("drafts", lambda: redis.xlen(JobKeys(whole).drafts()))
