@@ -6,10 +6,11 @@
 
 All take turns on the same model, data and links, with two workers or ranks of one thread each. Peers get one
 micro-batch for each rank and round; a case's `ours`, or `--ours`, holds JobSpec fields that differ for ComputeShare, by
-name, of which `--only` selects some. Each measurement ends after `--limit` seconds, so that only a few of the slow
-rounds are measured. A case with an accuracy compares accuracy after equal samples, and the time to it; where that would
-take hours over the link, a peer's accuracy comes from a run without a link. The time never includes scoring. `--plot`
-measures at rates from 2 to 1,000 Mbit/s, or at those given, in place of the case's.
+name, of which `--only` selects some. Each of `--runs` has a seed of its own, from 0. Each measurement ends after
+`--limit` seconds, so that only a few of the slow rounds are measured. A case with an accuracy compares accuracy after
+equal samples, and the time to it; where that would take hours over the link, a peer's accuracy comes from a run without
+a link. The time never includes scoring. `--plot` measures at rates from 2 to 1,000 Mbit/s, or at those given, in place
+of the case's.
 """
 
 import argparse
@@ -51,15 +52,18 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The runs of a case by system; `apart`: peers' courses without a link."""
+    """The runs of a case by system; `apart`: the peers' without a link."""
 
     ours: Mapping[str, Sequence[Run]]
     peers: Mapping[str, Sequence[Run]]
-    apart: Mapping[str, Course]
+    apart: Mapping[str, Sequence[Run]]
 
 
 def compare(case: Case, runs: int, data_dir: Path) -> Found:
-    """Train with all in turn, then with the peers without a link if the case is `unshaped`. Raises NoLinks."""
+    """Train with all in turn, with a seed for each run; with the peers also without a link if the case is `unshaped`.
+
+    Raises: NoLinks.
+    """
     methods = case.peers or tuple(METHODS)
     with (
         links(WORKERS, case.shape) as ours_links,
@@ -70,23 +74,28 @@ def compare(case: Case, runs: int, data_dir: Path) -> Found:
         scored = "accuracy" in task_of(spec).metrics
         own: dict[str, list[Run]] = {name: [] for name in documents}
         peers: dict[str, list[Run]] = {METHODS[method].label: [] for method in methods}
+        apart: dict[str, list[Run]] = {METHODS[method].label: [] for method in methods if case.unshaped}
 
-        def train_peer(method: str, over: Links | None, scored: bool) -> Course:
+        def train_peer(method: str, seed: int, over: Links | None, scored: bool) -> Run:
             """Train with a peer; over links, until the time limit or the case's accuracy is reached."""
             every = case.score_every // (spec.micro_batch * WORKERS) if scored else 0
             limit_s, accuracy = (case.peer_limit_s or case.limit_s, case.accuracy) if over else (None, None)
             bundles = plane.stack.settings.bundles_dir
-            return peer_ddp.train(spec, data_dir, WORKERS, over, every, limit_s, accuracy, method, bundles)
+            seeded = spec.model_copy(update={"seed": seed})
+            course = peer_ddp.train(seeded, data_dir, WORKERS, over, every, limit_s, accuracy, method, bundles)
+            label = METHODS[method].label if over else _no_link(METHODS[method].label)
+            return _told(label, Run(course, course.busy, _summary(course)))
 
-        for _ in range(runs):
+        for seed in range(runs):
             for name, document in documents.items():
-                own[name].append(_told(name, _ours(ours.train(plane, document, case.limit_s, scored))))
+                trained = ours.train(plane, {**document, "seed": seed}, case.limit_s, scored)
+                own[name].append(_told(name, _ours(trained)))
             for method in methods:
-                course = train_peer(method, theirs, not case.unshaped)
                 label = METHODS[method].label
-                peers[label].append(_told(label, Run(course, course.busy, _summary(course))))
-        apart = methods if case.unshaped else ()
-        return Found(own, peers, {METHODS[one].label: train_peer(one, None, True) for one in apart})
+                peers[label].append(train_peer(method, seed, theirs, not case.unshaped))
+                if case.unshaped:
+                    apart[label].append(train_peer(method, seed, None, True))
+        return Found(own, peers, apart)
 
 
 def _images(plane: ours.Plane, count: int) -> dict[str, Any]:
@@ -97,7 +106,9 @@ def _images(plane: ours.Plane, count: int) -> dict[str, Any]:
 
 
 def _told(name: str, run: Run) -> Run:
-    print(f"{name}: {run.course.samples_per_s:.1f} samples/s, computing {run.busy:.0%}", file=sys.stderr, flush=True)
+    scores = "".join(f", {version}: {score:.2%}" for version, score in run.course.accuracy.items())
+    rate = f"{run.course.samples_per_s:.1f} samples/s, computing {run.busy:.0%}"
+    print(f"{name}: {rate}{scores}", file=sys.stderr, flush=True)
     return run
 
 
@@ -111,6 +122,7 @@ def tell(name: str, case: Case, found: Found) -> Part:
     shape = f"{case.shape.rate_mbit:g} Mbit/s each way per worker, {case.shape.rtt_ms:g} ms of added round trip"
     table = Table(f"{name}: {shape}", ["medians", *columns], rows, _verdict(found))
     details = {label: [run.details for run in runs] for label, runs in everyone.items()}
+    details |= {_no_link(label): [run.details for run in runs] for label, runs in found.apart.items()}
     return Part([table], _plots(name, everyone, found.apart), {name: details})
 
 
@@ -165,7 +177,7 @@ def _accuracy_columns(case: Case, found: Found) -> dict[str, Column]:
         return {}
 
     def scored(label: str, runs: Sequence[Run]) -> list[Course]:
-        return [found.apart.get(label, run.course) for run in runs]
+        return [run.course for run in found.apart.get(label, runs)]
 
     everyone = [course for group in (found.ours, found.peers) for item in group.items() for course in scored(*item)]
     samples = min(course.points[-1].samples for course in everyone)
@@ -174,10 +186,17 @@ def _accuracy_columns(case: Case, found: Found) -> dict[str, Column]:
         points = [course.reached(case.accuracy or 0.0) for course in courses]
         return median([value(point) if point else None for point in points])
 
+    def percents(label: str, runs: Sequence[Run]) -> list[float]:
+        found = [course.accuracy_at(samples) for course in scored(label, runs)]
+        return [100 * share for share in found if share is not None]
+
+    def among(label: str, runs: Sequence[Run]) -> Cell:
+        found = percents(label, runs)
+        return spread(found) if found else None
+
     columns: dict[str, Column] = {
-        f"accuracy after {samples:,} samples, %": lambda label, runs: median(
-            [_percent(course.accuracy_at(samples)) for course in scored(label, runs)]
-        )
+        f"accuracy after {samples:,} samples, %": lambda label, runs: median(percents(label, runs)),
+        "range of accuracy": among,
     }
     for what, value in TO_ACCURACY.items() if case.accuracy is not None else ():
         columns[f"{what} to {case.accuracy:.1%}"] = lambda label, runs, v=value: reached(v, scored(label, runs))  # type: ignore[misc]
@@ -191,16 +210,16 @@ TO_ACCURACY: dict[str, Callable[[Point], float]] = {
 }
 
 
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
-
-
-def _plots(name: str, everyone: Mapping[str, Sequence[Run]], apart: Mapping[str, Course]) -> list[Plot]:
+def _plots(name: str, everyone: Mapping[str, Sequence[Run]], apart: Mapping[str, Sequence[Run]]) -> list[Plot]:
     """Plots of accuracy over time for the last runs."""
     lines = {label: _line(runs[-1].course) for label, runs in everyone.items()}
-    lines |= {f"{label}, no link": _line(course) for label, course in apart.items()}
+    lines |= {_no_link(label): _line(runs[-1].course) for label, runs in apart.items()}
     lines = {label: line for label, line in lines.items() if line}
     return [Plot(name, f"{name}: test accuracy over time", "seconds", "%", lines)] if lines else []
+
+
+def _no_link(label: str) -> str:
+    return f"{label}, no link"
 
 
 def _line(course: Course) -> list[list[float]]:

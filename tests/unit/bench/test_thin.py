@@ -54,3 +54,20 @@ def test_a_rounds_time_is_told_as_a_multiple_of_computing_and_the_longer_way() -
     assert cells["ComputeShare: half"][column] == pytest.approx(1 / (0.5 + 0.5 + 0.02))
     assert cells["ComputeShare: longer"][column] == pytest.approx(1 / (0.18 + 0.8 + 0.02))
     assert cells["DDP"][column] == pytest.approx(1 / 2.02)
+
+
+def test_accuracy_after_equal_samples_is_that_without_a_link_where_a_peer_was_scored_so() -> None:
+    def scored(*accuracies: float) -> list[Run]:
+        runs = [run_of(10) for _ in accuracies]
+        return [
+            replace(run, course=replace(run.course, accuracy={10: at}))
+            for run, at in zip(runs, accuracies, strict=True)
+        ]
+
+    ours, peers = scored(0.9, 0.7, 0.8), [run_of(5)] * 3
+    found = Found({"ours": ours}, {"DDP": peers}, {"DDP": scored(0.5, 0.6, 0.4)})
+    (table,) = tell("a case", replace(CASE, score_every=1), found).tables
+    cells = {str(row[0]): dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    after, between = "accuracy after 100 samples, %", "range of accuracy"
+    assert (cells["ComputeShare: ours"][after], cells["ComputeShare: ours"][between]) == (pytest.approx(80), "70 to 90")
+    assert (cells["DDP"][after], cells["DDP"][between]) == (pytest.approx(50), "40 to 60")
