@@ -241,8 +241,8 @@ class JobSpec(Part):
     codec: Annotated[CodecSpec | Literal["auto"], BeforeValidator(parse_codec), Control(MACHINES)] = Field(
         CodecSpec(),
         title="Compression",
-        description="auto: choose codecs (and inner steps and delay of strategy local, with an outer step that suits "
-        "it) from the first workers' measurements",
+        description="auto: choose codecs (and, of strategy local, inner steps and a delay with an outer step that "
+        "suits it, or an overlap if inner_state is kept) from the first workers' measurements",
     )
     precision: Annotated[Precision | Literal["auto"], Control(MACHINES)] = Field(
         "float32",
@@ -560,7 +560,7 @@ class JobSpec(Part):
 
     @property
     def largest_strategy(self) -> registry.Named:
-        """The strategy that needs the most memory: with a delay, if `codec: auto` may choose one."""
+        """The strategy that needs the most memory: with a delay or overlap, if `codec: auto` may choose one."""
         may_get_a_delay = self.codec == "auto" and self.strategy.steps_may_grow
         return self.strategy.chosen(None, delay=1) if may_get_a_delay else self.strategy
 

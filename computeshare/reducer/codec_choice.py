@@ -94,5 +94,6 @@ def chosen_for(spec: JobSpec, measured: Sequence[MeasuredLink]) -> dict[str, Any
 def _replaced(spec: JobSpec, found: Choice) -> list[str]:
     """What of the strategy a chosen delay replaces besides, in words."""
     before, after = (one.model_dump() for one in (spec.strategy, spec.strategy.chosen(None, found.delay)))
-    values = [f"{name} {value:g}" for name, value in after.items() if value != before[name] and name != "delay"]
+    told = {"delay", "overlap"}
+    values = [f"{name} {value:g}" for name, value in after.items() if value != before[name] and name not in told]
     return [f"{' and '.join(values)}, since the job's own outer step does not settle with a delay"] if values else []

@@ -27,6 +27,8 @@ IDLE = 0.005
 """Largest share of time that replicas may idle in an epoch's short last round, if more inner steps can lower it."""
 DELAYED_STEPS = 50
 """The fewest inner steps with a delay: 10 were measured to cost a point of accuracy more than 50."""
+OVERLAPPED_STEPS = 5
+"""The fewest inner steps with an overlap, which is a share of them."""
 MANY_STEPS = 125
 """Inner steps beyond which a delay, or error feedback, costs less accuracy than more steps."""
 MOST_STEPS = 500
@@ -35,13 +37,15 @@ MOST_STEPS = 500
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen codecs, inner steps and delay, and the worker that waits longest for communication."""
+    """The chosen codecs, inner steps and delay or overlap, and the worker that waits longest for communication."""
 
     codec: CodecSpec
     inner_steps: int | None
     """None if the strategy fixes them."""
     delay: int
-    """As the strategy's `lag`."""
+    """The strategy's `lag`, 1 with a delay or an overlap."""
+    overlap: int
+    """The strategy's `early_steps`."""
     sending: float
     """Share of its time that this worker spends on communication which it does not compute beside."""
     slowest: MeasuredLink
@@ -52,7 +56,9 @@ class Choice:
         up, compute_ms = self.slowest.up_bytes_per_s * 8e-6, 1000 * self.slowest.compute_s
         size = self.slowest.messages[self.codec.up].size / 1e6
         steps = f", {self.inner_steps} inner steps" if self.inner_steps else ""
-        steps += ", a delay of 1 (it computes while updates are on their way)" if self.delay else ""
+        if self.delay:
+            hidden = f"an overlap of {self.overlap} steps" if self.overlap else "a delay of 1"
+            steps += f", {hidden} (it computes while updates are on their way)"
         takes = "keep it from computing for" if self.delay else "take"
         verdict = "" if self.sending <= SENDING else "; no other choice takes less"
         if CODECS[self.codec.up].residual:
@@ -76,7 +82,8 @@ def choose_codecs(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Choice:
     4. with a delay, pairs with error feedback both ways, the least lossy that needs at most `MANY_STEPS`;
     5. with a delay, whatever needs the fewest steps.
 
-    Where an epoch has fewer than `DELAYED_STEPS` for each replica, 3 to 5 go without a delay.
+    Where an epoch has fewer than `DELAYED_STEPS` for each replica, 3 to 5 go without a delay. Replicas whose state is
+    kept get an overlap in place of the delay, with as few steps as suffice, and before more steps without it.
 
     Args:
         measured: one measurement for each worker that will take part; at least one.
@@ -95,14 +102,17 @@ def _choices(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Iterator[Choice
         return
     fine = [pair for pair in pairs if not (CODECS[pair.up].residual or CODECS[pair.down].residual)]
     coarse = [pair for pair in pairs if CODECS[pair.up].residual and CODECS[pair.down].residual]
-    own, delayed = spec.strategy.steps, spec
-    if _most_steps(spec) >= DELAYED_STEPS:
-        delayed = spec.model_copy(update={"strategy": spec.strategy.chosen(None, delay=1)})
+    own, hidden = spec.strategy.steps, spec
+    overlaps = spec.strategy.chosen(DELAYED_STEPS, delay=1).early_steps > 0
+    fewest, many = max(own, OVERLAPPED_STEPS if overlaps else DELAYED_STEPS), max(own, MANY_STEPS)
+    if _most_steps(spec) >= fewest:
+        hidden = spec.model_copy(update={"strategy": spec.strategy.chosen(None, delay=1)})
     yield from (_judged(spec, pair, own, measured) for pair in fine)
-    yield from _grown(spec, fine, measured, own, max(own, MANY_STEPS))
-    yield from _grown(delayed, fine, measured, max(own, DELAYED_STEPS), max(own, MANY_STEPS))
-    yield from _grown(delayed, coarse, measured, max(own, DELAYED_STEPS), max(own, MANY_STEPS), by_loss=True)
-    yield from _grown(delayed, fine + coarse, measured, max(own, DELAYED_STEPS))
+    if not overlaps:
+        yield from _grown(spec, fine, measured, own, many)
+    yield from _grown(hidden, fine, measured, fewest, many)
+    yield from _grown(hidden, coarse, measured, fewest, many, by_loss=True)
+    yield from _grown(hidden, fine + coarse, measured, fewest)
 
 
 def _grown(
@@ -149,11 +159,11 @@ def _even(spec: JobSpec, replicas: int, steps: int, most: int) -> int:
 
 def _judged(spec: JobSpec, pair: CodecSpec, steps: int | None, measured: Sequence[MeasuredLink]) -> Choice:
     """Rate a pair of codecs by the worker that it delays most."""
+    strategy = spec.strategy.chosen(steps, spec.strategy.lag)
 
     def share(one: MeasuredLink) -> float:
         coding, sending, computing = _seconds(spec, pair, one, len(measured))
-        strategy = spec.strategy
-        computing *= steps or strategy.steps
+        computing *= strategy.steps
         if strategy.early_steps:
             sending = max(0.0, sending - computing * strategy.early_steps / strategy.steps)
         elif strategy.lag:
@@ -161,8 +171,7 @@ def _judged(spec: JobSpec, pair: CodecSpec, steps: int | None, measured: Sequenc
         return (coding + sending) / (coding + sending + computing)
 
     slowest = max(measured, key=share)
-    delay = 0 if spec.strategy.early_steps else spec.strategy.lag
-    return Choice(pair, steps, delay, share(slowest), slowest)
+    return Choice(pair, steps, strategy.lag, strategy.early_steps, share(slowest), slowest)
 
 
 def _seconds(spec: JobSpec, pair: CodecSpec, one: MeasuredLink, workers: int) -> tuple[float, float, float]:
@@ -185,9 +194,10 @@ def _seconds(spec: JobSpec, pair: CodecSpec, one: MeasuredLink, workers: int) ->
 def _steps(spec: JobSpec, pair: CodecSpec, one: MeasuredLink, workers: int) -> int:
     """The inner steps with which communication takes the planned share of this worker's time."""
     coding, sending, computing = _seconds(spec, pair, one, workers)
-    ratio = PLANNED / (1 - PLANNED)
-    if not spec.strategy.lag:
-        return math.ceil((coding + sending) / ratio / computing)
+    ratio, strategy = PLANNED / (1 - PLANNED), spec.strategy.chosen(DELAYED_STEPS, spec.strategy.lag)
+    if strategy.early_steps or not strategy.lag:
+        hidden = strategy.early_steps / strategy.steps
+        return math.ceil(max(coding / ratio, (coding + sending) / (ratio + hidden)) / computing)
     all_hidden = sending / HIDDEN
     some_hidden = (coding + sending / 2) / (ratio + HIDDEN / 2)
     return math.ceil(max(coding / ratio, min(all_hidden, some_hidden)) / computing)

@@ -195,7 +195,7 @@ class Strategy(Part):
 
         Args:
             steps: micro-batches per unit; None changes nothing.
-            delay: as `lag`; 0 changes nothing.
+            delay: the `lag` it should have; 0 changes nothing.
         """
         return self
 

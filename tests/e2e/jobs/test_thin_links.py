@@ -46,6 +46,14 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
+CHOSEN: dict[str, Any] = {
+    **WITHOUT_ROUND,
+    "strategy": {"kind": "local", "inner_steps": 2, "replicas": 2, "inner_state": "kept"},
+    "codec": "auto",
+    "workers": {"min": 2, "max": 2},
+}
+
+
 @contextmanager
 def thin_workers(plane: ControlPlane, count: int) -> Iterator[list[int]]:
     """Workers with a thin link each to the broker, until the end of the block; yields their process ids."""
@@ -89,3 +97,13 @@ def test_versions_drafted_in_open_rounds_have_the_bits_of_those_made_after_them(
         replay = Replay(client, whole, plane.home / "data")
         assert [one.version for one in replay.run()] == [*range(1, 21)]
         assert replay.verdict().outcome == "matches"
+
+
+def test_by_what_their_links_carry_replicas_that_keep_their_state_get_an_overlap(plane: ControlPlane) -> None:
+    with thin_workers(plane, 2):
+        job = plane.finish(plane.create(**CHOSEN))
+    strategy = job["spec"]["strategy"]
+    assert strategy["delay"] == 0 and 0 < strategy["overlap"] < strategy["inner_steps"]
+    assert f"an overlap of {strategy['overlap']} steps" in job["chosen"]
+    epochs = plane.get(f"/v1/jobs/{job['id']}/ledger")["epochs"]
+    assert all(epoch["counted"] == epoch["samples"] and not epoch["missing"] for epoch in epochs[:-1])

@@ -119,16 +119,19 @@ def test_only_the_active_reducer_chooses(reducer: ReducerSession, tmp_path: Path
     assert reducer.spec() == SPEC.model_dump_json()
 
 
-@pytest.mark.parametrize(("bytes_per_s", "delay"), [(2_500_000, 0), (150_000, 1)])
+@pytest.mark.parametrize(
+    ("bytes_per_s", "inner_state", "lag"), [(2_500_000, "restart", 0), (150_000, "restart", 1), (150_000, "kept", 1)]
+)
 def test_the_control_plane_takes_the_choice_over_once(
-    bytes_per_s: float, delay: int, reducer: ReducerSession, tmp_path: Path
+    bytes_per_s: float, inner_state: str, lag: int, reducer: ReducerSession, tmp_path: Path
 ) -> None:
     link = {"up_bytes_per_s": bytes_per_s, "down_bytes_per_s": bytes_per_s}
-    spec = JobSpec.model_validate({**SPEC.model_dump(mode="json"), "micro_batch": 8})
+    strategy = {**SPEC.strategy.model_dump(), "inner_state": inner_state}
+    spec = JobSpec.model_validate({**SPEC.model_dump(mode="json"), "micro_batch": 8, "strategy": strategy})
     for worker in ("a", "b"):
         report(reducer, worker, MEASURED.model_copy(update=link).model_dump_json())
     decided = Decider(reducer, Artifacts(tmp_path, reducer.job_id)).decide(spec)
-    assert decided.strategy.lag == delay
+    assert decided.strategy.lag == lag and bool(decided.strategy.early_steps) == (inner_state == "kept")
     (event,) = events(reducer, "chosen")
     columns: dict[str, Any] = {"spec": spec.model_dump_json(), "rounds_total": spec.rounds_total, "chosen": None}
     state = JobState(reducer.job_id, spec.plan, columns)
@@ -136,7 +139,7 @@ def test_the_control_plane_takes_the_choice_over_once(
     assert JobSpec.model_validate_json(state["spec"]) == decided
     assert (state["rounds_total"], state.plan) == (decided.rounds_total, decided.plan)
     assert state["chosen"] == event["reason"]
-    assert ("settle with a delay" in event["reason"]) == bool(delay)
+    assert ("settle with a delay" in event["reason"]) == (lag == 1 and inner_state == "restart")
     later = event | {"codec": {"up": "bfloat16"}, "reason": "later"}
     apply(JobProjection(state, JobRates()), StreamEvent("2-0", "chosen", 0, later))
     assert JobSpec.model_validate_json(state["spec"]) == decided and state["chosen"] == event["reason"]

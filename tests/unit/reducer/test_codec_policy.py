@@ -50,8 +50,9 @@ def sync(**changes: Any) -> JobSpec:
     return JobSpec.model_validate({"dataset": "mnist", "model": "lenet5", "codec": "auto", **changes})
 
 
-def local(inner_steps: int = 20, replicas: int = 2, **changes: Any) -> JobSpec:
-    return sync(strategy={"kind": "local", "inner_steps": inner_steps, "replicas": replicas}, **changes)
+def local(inner_steps: int = 20, replicas: int = 2, state: str = "restart", **changes: Any) -> JobSpec:
+    strategy = {"kind": "local", "inner_steps": inner_steps, "replicas": replicas, "inner_state": state}
+    return sync(strategy=strategy, **changes)
 
 
 MODELS = {
@@ -75,8 +76,16 @@ LOCAL = {
     "resnet18 on a GPU": "1/1x134d 2/2x94d 4/4x85d 8/8x85d 8/8x52d 8/8x52d i4/i4x67d i4/i4x52d i8/i8x52d",
     "gpt, 350 M": "8/8x117d 8/8x52d 8/8x52d i4/i4x94d i4/i4x52d i8/i8x52d i4/i4x117 i4/i4x47 i4/i4x24",
 }
-"""The choices for these links: the codecs up and down (a number: a low rank), the inner steps, and d with a delay. Of a
-ResNet-18, both ways at once (`JobSpec.has_drafts`).
+KEPT = {
+    "lenet5": "i4/i4x94-38 i4/i4x36-15 i4/i4x20-8 i4/i4x20-8 f16/f16x20-8 i4/i4x20 i8/i8x20 f16/f16x20 f16/f32x20",
+    "resnet18": "8/8x55-22 8/8x24-10 i4/i4x94-38 i4/i4x47-19 i4/i4x20-8 i4/i4x20-8 i8/i8x20-8 i4/i4x20 i8/i8x20",
+    "resnet18 on a GPU": "1/1x187-75 2/2x117-47 4/4x117-47 8/8x117-47 8/8x47-19 8/8x24-10 i4/i4x94-38 i4/i4x36-15 "
+    "i4/i4x20-8",
+    "gpt, 350 M": "4/4x78-32 8/8x67-27 8/8x36-15 i4/i4x134-54 i4/i4x52-21 i4/i4x26-11 i4/i4x20-8 i8/i8x20-8 "
+    "f16/f32x20-8",
+}
+"""The choices for these links: the codecs up and down (a number: a low rank), the inner steps, and d with a delay or
+the steps that overlap, where the inner state is kept. Of a ResNet-18, both ways at once (`JobSpec.has_drafts`).
 """
 
 
@@ -87,12 +96,19 @@ def told(codec: str) -> str:
 @pytest.mark.parametrize("model", MODELS)
 def test_the_choice_for_links_from_2_to_1000_mbit(model: str) -> None:
     found, drafted = {}, {"model": "resnet18", "input": [3, 32, 32]} if model.startswith("resnet18") else {}
-    for name, spec in (("sync", sync(**drafted)), ("local", local(**drafted))):
+    for name, spec in (
+        ("sync", sync(**drafted)),
+        ("local", local(**drafted)),
+        ("kept", local(state="kept", **drafted)),
+    ):
         choices = [choose_codecs(spec, [measured(link, **MODELS[model])] * 2) for link in LINKS]
-        steps = [f"x{one.inner_steps}{'d' * one.delay}" if one.inner_steps else "" for one in choices]
+        hidden = [f"-{one.overlap}" if one.overlap else "d" * one.delay for one in choices]
+        steps = [
+            f"x{one.inner_steps}{how}" if one.inner_steps else "" for one, how in zip(choices, hidden, strict=True)
+        ]
         pairs = [f"{told(one.codec.up)}/{told(one.codec.down)}" for one in choices]
         found[name] = " ".join(map("".join, zip(pairs, steps, strict=True)))
-    assert found == {"sync": SYNC[model], "local": LOCAL[model]}
+    assert found == {"sync": SYNC[model], "local": LOCAL[model], "kept": KEPT[model]}
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -187,6 +203,23 @@ def test_before_steps_are_too_many_a_delay_is_added(mbit_s: float) -> None:
     assert (decided.strategy.lag, decided.strategy.steps) == (1, choice.inner_steps)
 
 
+@pytest.mark.parametrize("mbit_s", [5, 20, 40, 60])
+def test_replicas_whose_state_is_kept_get_an_overlap_in_place_of_a_delay(mbit_s: float) -> None:
+    spec = local(state="kept")
+    choice = choose_codecs(spec, [measured(mbit_s)] * 2)
+    decided = spec.chosen(choice.codec, choice.inner_steps, delay=choice.delay).strategy
+    assert choice.inner_steps and decided.early_steps == choice.overlap == math.ceil(0.4 * choice.inner_steps)
+    assert decided.model_dump()["delay"] == 0 and decided.model_dump()["outer_momentum"] == 0.9
+    assert f"an overlap of {choice.overlap} steps (it computes" in choice.reason and "delay" not in choice.reason
+    assert "settle" not in chosen_for(spec, [measured(mbit_s)] * 2)["reason"]
+
+
+def test_a_delay_that_was_set_stays_one_where_the_state_is_kept() -> None:
+    strategy = {"kind": "local", "replicas": 2, "delay": 1, "inner_state": "kept"}
+    choice = choose_codecs(sync(strategy=strategy), [measured(40)] * 2)
+    assert (choice.delay, choice.overlap) == (1, 0)
+
+
 @pytest.mark.parametrize("mbit_s", [1, 2, 5])
 def test_updates_with_error_feedback_come_after_that_the_least_lossy_first(mbit_s: float) -> None:
     choice = choose_codecs(local(), [measured(mbit_s)] * 2)
@@ -206,9 +239,10 @@ def test_a_job_that_has_a_delay_keeps_it_and_its_outer_step() -> None:
     assert (decided["delay"], decided["outer_lr"], decided["outer_momentum"]) == (1, 0.4, 0.1)
 
 
+@pytest.mark.parametrize("state", ["restart", "kept"])
 @pytest.mark.parametrize("model", MODELS)
-def test_a_job_is_planned_with_the_memory_that_any_choice_needs(model: str) -> None:
-    spec = local(inner_steps=5, replicas=4)
+def test_a_job_is_planned_with_the_memory_that_any_choice_needs(model: str, state: str) -> None:
+    spec = local(inner_steps=1, replicas=4, state=state)
     room = seat_bytes(spec, "cpu")
     for link in LINKS:
         choice = choose_codecs(spec, [measured(link, **MODELS[model])] * 4)
@@ -296,7 +330,7 @@ def loss_of(strategy: dict[str, Any], workers: int, mbit_s: float) -> int:
     """The place, from the most exact on, of the codecs chosen for strategy `local` with steps that may not grow."""
     spec = sync(strategy={"kind": "local", "replicas": workers} | strategy, workers={"min": workers, "max": workers})
     choice = choose_codecs(spec, [measured(mbit_s)] * workers)
-    assert choice.inner_steps is None and choice.delay == 0
+    assert choice.inner_steps is None and choice.overlap == strategy.get("overlap", 0)
     assert spec.chosen(choice.codec, choice.inner_steps, None, choice.delay).strategy == spec.strategy
     return PAIRS.index((choice.codec.up, choice.codec.down))
 
