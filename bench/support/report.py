@@ -11,6 +11,8 @@ from typing import Any
 Cell = str | float | int | None
 MARKED = 40
 """Lines with at most this many points have markers."""
+COLOURS = 10
+"""Colours of lines, which repeat; lines beyond these are dashed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +114,9 @@ def svg(plot: Plot) -> str:
 
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.add_subplot(title=plot.title, xlabel=plot.x, ylabel=plot.y)
-    for name, points in plot.lines.items():
-        marker = "o" if len(points) <= MARKED else ""
-        axes.plot([x for x, _ in points], [y for _, y in points], label=name, marker=marker, gid=name)
+    for number, (name, points) in enumerate(plot.lines.items()):
+        marker, style = "o" if len(points) <= MARKED else "", "-" if number < COLOURS else "--"
+        axes.plot([x for x, _ in points], [y for _, y in points], label=name, marker=marker, linestyle=style, gid=name)
     if plot.doubling:
         axes.set_xscale("log", base=2)
         axes.set_xticks(sorted({x for points in plot.lines.values() for x, _ in points}))
