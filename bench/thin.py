@@ -186,17 +186,13 @@ def _accuracy_columns(case: Case, found: Found) -> dict[str, Column]:
         points = [course.reached(case.accuracy or 0.0) for course in courses]
         return median([value(point) if point else None for point in points])
 
-    def percents(label: str, runs: Sequence[Run]) -> list[float]:
+    def percents(label: str, runs: Sequence[Run]) -> list[float | None]:
         found = [course.accuracy_at(samples) for course in scored(label, runs)]
-        return [100 * share for share in found if share is not None]
-
-    def among(label: str, runs: Sequence[Run]) -> Cell:
-        found = percents(label, runs)
-        return spread(found) if found else None
+        return [None if share is None else 100 * share for share in found]
 
     columns: dict[str, Column] = {
         f"accuracy after {samples:,} samples, %": lambda label, runs: median(percents(label, runs)),
-        "range of accuracy": among,
+        "range of accuracy": lambda label, runs: spread(percents(label, runs)),
     }
     for what, value in TO_ACCURACY.items() if case.accuracy is not None else ():
         columns[f"{what} to {case.accuracy:.1%}"] = lambda label, runs, v=value: reached(v, scored(label, runs))  # type: ignore[misc]

@@ -78,9 +78,10 @@ def median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known and len(known) == len(values) else None
 
 
-def spread(values: Sequence[float]) -> str:
-    """The least and the most of some values, as a table has them."""
-    return f"{cell(min(values))} to {cell(max(values))}"
+def spread(values: Sequence[float | None]) -> str | None:
+    """The least and the most of some values, as a table has them; None as of `median`."""
+    known = [value for value in values if value is not None]
+    return f"{cell(min(known))} to {cell(max(known))}" if known and len(known) == len(values) else None
 
 
 def markdown(part: Part) -> str:

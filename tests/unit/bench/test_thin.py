@@ -71,3 +71,8 @@ def test_accuracy_after_equal_samples_is_that_without_a_link_where_a_peer_was_sc
     after, between = "accuracy after 100 samples, %", "range of accuracy"
     assert (cells["ComputeShare: ours"][after], cells["ComputeShare: ours"][between]) == (pytest.approx(80), "70 to 90")
     assert (cells["DDP"][after], cells["DDP"][between]) == (pytest.approx(50), "40 to 60")
+
+    unscored = replace(found, ours={"ours": [*ours[:2], run_of(10)]})
+    (table,) = tell("a case", replace(CASE, score_every=1), unscored).tables
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (row[after], row[between]) == (None, None)

@@ -239,10 +239,11 @@ def test_a_job_that_has_a_delay_keeps_it_and_its_outer_step() -> None:
     assert (decided["delay"], decided["outer_lr"], decided["outer_momentum"]) == (1, 0.4, 0.1)
 
 
+@pytest.mark.parametrize("steps", [1, 5])
 @pytest.mark.parametrize("state", ["restart", "kept"])
 @pytest.mark.parametrize("model", MODELS)
-def test_a_job_is_planned_with_the_memory_that_any_choice_needs(model: str, state: str) -> None:
-    spec = local(inner_steps=1, replicas=4, state=state)
+def test_a_job_is_planned_with_the_memory_that_any_choice_needs(model: str, state: str, steps: int) -> None:
+    spec = local(inner_steps=steps, replicas=4, state=state)
     room = seat_bytes(spec, "cpu")
     for link in LINKS:
         choice = choose_codecs(spec, [measured(link, **MODELS[model])] * 4)
@@ -330,7 +331,8 @@ def loss_of(strategy: dict[str, Any], workers: int, mbit_s: float) -> int:
     """The place, from the most exact on, of the codecs chosen for strategy `local` with steps that may not grow."""
     spec = sync(strategy={"kind": "local", "replicas": workers} | strategy, workers={"min": workers, "max": workers})
     choice = choose_codecs(spec, [measured(mbit_s)] * workers)
-    assert choice.inner_steps is None and choice.overlap == strategy.get("overlap", 0)
+    overlap = strategy.get("overlap", 0)
+    assert choice.inner_steps is None and (choice.delay, choice.overlap) == (int(overlap > 0), overlap)
     assert spec.chosen(choice.codec, choice.inner_steps, None, choice.delay).strategy == spec.strategy
     return PAIRS.index((choice.codec.up, choice.codec.down))
 
