@@ -91,7 +91,7 @@ def spare_the_collector() -> None:
     gc.freeze()
 
 
-def when_asked_to_end(handle: Callable[[int, FrameType | None], None]) -> None:
+def when_asked_to_end(handle: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
     """Set the handler of SIGTERM, SIGINT and SIGHUP; SIGHUP stays ignored if it is, as under nohup."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:

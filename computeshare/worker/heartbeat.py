@@ -164,9 +164,10 @@ class Heartbeat(threading.Thread):
     def stop(self) -> None:
         """Stop the heartbeat and unregister; a refused worker registers as refused instead, for the workers' page."""
         self._stop_request.set()
-        self.join(LAST_BEAT_S)
+        if self.ident:
+            self.join(LAST_BEAT_S)
         with self._registration, contextlib.suppress(RedisError):  # the registration expires by itself
             if self.refusal:
                 register(self.redis, replace(self.worker, state="refused"))
-            else:
+            elif self.ident:  # else it has never registered
                 unregister(self.redis, self.worker.id)

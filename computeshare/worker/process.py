@@ -1,8 +1,8 @@
 """The command `computeshare-worker`: registers this machine as a worker and runs its seats in child processes."""
 
-import contextlib
 import os
 import secrets
+import signal
 import sys
 import threading
 import time
@@ -31,7 +31,7 @@ from computeshare.jobspec.machine_needs import parse_labels
 from computeshare.jobspec.memory_estimate import allowed_bytes
 from computeshare.jobspec.spec import check_queue
 from computeshare.protocol import handshake
-from computeshare.queue import WorkerInfo, register
+from computeshare.queue import WorkerInfo
 from computeshare.queue.roster import HEARTBEAT_S, MOST_PACKAGES
 from computeshare.queue.seats import SeatJob
 from computeshare.runtime.processes import (
@@ -114,11 +114,10 @@ def status_of(worker: WorkerInfo, joined: Joined, limits: WorkerLimits) -> Worke
     )
 
 
-def shake_hands(redis: Redis, worker: WorkerInfo, leaving: threading.Event) -> None:
+def shake_hands(redis: Redis, leaving: threading.Event) -> None:
     """Compare versions with the control plane, waiting for an absent broker; exits if `leaving` is set meanwhile.
 
-    Raises: VersionError: the versions do not fit. The worker has then registered as refused, for the workers' page.
-        SettingsError: the broker does not let it in.
+    Raises: VersionError: the versions do not fit. SettingsError: the broker does not let this worker in.
     """
     outage = Outage()
     while not leaving.is_set():
@@ -134,10 +133,6 @@ def shake_hands(redis: Redis, worker: WorkerInfo, leaving: threading.Event) -> N
         except RedisError as error:
             outage.lasts(error)
             leaving.wait(HEARTBEAT_S)
-        except VersionError:
-            with contextlib.suppress(RedisError):
-                register(redis, replace(worker, state="refused"))
-            raise
     sys.exit(0)
 
 
@@ -163,32 +158,32 @@ def serve(
     file = StatusFile(home, status, lambda: link.moved)
     hasty = connect(redis_url, retries=0, timeout_s=HASTE_S)
     heartbeat = Heartbeat(impatient, hasty, worker, minder, file)
-    file.write()
     try:
-        shake_hands(impatient, worker, leaving)
-    except BaseException as end:
-        code = heartbeat.exit_code()
-        file.remove()
-        if isinstance(end, SystemExit):
-            sys.exit(code)
-        raise
-    with shown(link, lambda: minder.resting) as face:
-        heartbeat.start()
-        watch_sleep(heartbeat.sleeper.before, heartbeat.sleeper.after)
-        queues = ",".join(worker.queues)
-        log.info("worker ready", id=worker.id, name=worker.name, device=worker.device, queues=queues)
-        try:
+        file.write()
+        shake_hands(impatient, leaving)
+        with shown(link, lambda: minder.resting) as face:
+            heartbeat.start()
+            watch_sleep(heartbeat.sleeper.before, heartbeat.sleeper.after)
+            queues = ",".join(worker.queues)
+            log.info("worker ready", id=worker.id, name=worker.name, device=worker.device, queues=queues)
             given = {"redis_url": redis_url, "link": link, "face": face, "exit_code": heartbeat.exit_code}
             given["stays"] = lambda: status.upgrades and heartbeat.refusal is not None
             make = partial(_rq_worker, redis, worker, SeatJob.of(worker.id, control_key), **given)
             _take_seats(heartbeat, make, leaving, leave)
-        finally:
-            heartbeat.stop()
-            code = heartbeat.exit_code()
-            file.remove()
-            if heartbeat.refusal:
-                raise heartbeat.refusal
-            sys.exit(code)
+    except SystemExit:
+        pass  # its code is found below
+    except VersionError as error:
+        heartbeat.refusal = error
+    finally:
+        refusal = heartbeat.refusal
+        if not refusal:
+            when_asked_to_end(signal.SIG_IGN)  # another signal would change the exit code
+        heartbeat.stop()
+        code = heartbeat.exit_code()
+        file.remove()
+    if refusal:
+        raise refusal
+    sys.exit(code)
 
 
 def _rq_worker(redis: Redis, worker: WorkerInfo, seats: type[SeatJob], **named: Any) -> SeatWorker:

@@ -14,6 +14,7 @@ from computeshare.queue import Orders, give_orders, list_workers
 from computeshare.terminal.command import REMOVED
 from computeshare.training import devices
 from computeshare.up.stack import Child
+from computeshare.worker.status_file import Running
 from tests.support.wait import wait_until
 
 
@@ -45,6 +46,26 @@ def test_a_worker_that_is_asked_to_leave_for_good_says_why_and_ends_with_a_code_
     assert "leaving for good" in said and "a user removed this worker" in said
     assert "Traceback" not in said
     assert list_workers(own) == []
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_a_worker_that_its_owner_stops_ends_with_that_code_however_many_signals_strike_its_end(
+    own: Redis, own_url: str, tmp_path: Path, is_ready: bool
+) -> None:
+    command = [sys.executable, "-m", "computeshare.worker.process", "--redis-url", own_url, "--device", "cpu"]
+    environment = {**os.environ, "COMPUTESHARE_HOME": str(tmp_path)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            wait_until(lambda: process.poll() is not None or (list_workers(own) if is_ready else Running.all(tmp_path)))
+            (worker,) = Running.all(tmp_path)
+            worker.ask_to_stop()
+            wait_until(lambda: process.poll() is not None or process.terminate())
+            _, said = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == REMOVED, said
+    assert "Traceback" not in said
+    assert Running.all(tmp_path) == [] and list_workers(own) == []
 
 
 class Ended:

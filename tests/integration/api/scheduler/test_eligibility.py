@@ -34,6 +34,7 @@ from computeshare.reducer.process import Reducer
 from computeshare.runtime.processes import stop_event
 from computeshare.settings import Settings
 from computeshare.terminal.command import OTHER_VERSION, USAGE
+from computeshare.worker.heartbeat import Heartbeat
 from computeshare.worker.process import shake_hands
 from tests.support.event_stream import SECONDS, Feed, token
 from tests.support.scheduling_clock import Clock, online, seats, set_rq_status
@@ -345,8 +346,11 @@ def test_the_control_plane_says_what_it_speaks(redis: Redis, dispatcher: Dispatc
 
 def test_every_process_refuses_to_work_for_a_control_plane_of_another_version(own: Redis, tmp_path: object) -> None:
     own.set(keys.RELEASE, json.dumps({"version": "9.9.0", "protocol": PROTOCOL + 1}))
-    with pytest.raises(VersionError, match=r"this worker runs .* upgrade this worker's machine"):
-        shake_hands(own, worker(), threading.Event())
+    with pytest.raises(VersionError, match=r"this worker runs .* upgrade this worker's machine") as refused:
+        shake_hands(own, threading.Event())
+    heartbeat = Heartbeat(own, own, worker())
+    heartbeat.refusal = refused.value
+    heartbeat.stop()
     (shown,) = list_workers(own)
     assert shown.state == "refused"
     stop = stop_event()
