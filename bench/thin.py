@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,11 @@ def _told(name: str, run: Run) -> Run:
 def tell(name: str, case: Case, found: Found) -> Part:
     """The report's part about one case."""
     everyone = {f"ComputeShare: {label}": runs for label, runs in found.ours.items()} | {**found.peers}
-    columns = {**RATES, **_formula_column(case.shape), **_accuracy_columns(case, found)}
+    columns: dict[str, Column] = {
+        **RATES,
+        "round's time by the formula": partial(_formula, case.shape),
+        **_accuracy_columns(case, found),
+    }
     rows: list[list[Cell]] = [
         [label, *(column(label, runs) for column in columns.values())] for label, runs in everyone.items()
     ]
@@ -140,8 +145,8 @@ RATES: dict[str, Column] = {
 }
 
 
-def _formula_column(shape: Shape) -> dict[str, Column]:
-    return {"round's time by the formula": lambda _, runs: median([_by_formula(run, shape) for run in runs])}
+def _formula(shape: Shape, _: str, runs: Sequence[Run]) -> Cell:
+    return median([_by_formula(run, shape) for run in runs])
 
 
 def _by_formula(run: Run, shape: Shape) -> float | None:

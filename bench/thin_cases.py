@@ -71,20 +71,22 @@ Ours = Mapping[str, Mapping[str, Any]]
 """JobSpec fields by name of a configuration."""
 INT8: Ours = {"sync, int8": DIFFERENCES}
 AUTO: Ours = {"local, auto": local(20, 0.02, {"codec": "auto"})}
+HIDDEN_LINK: Ours = {
+    "local of 50, int8": local(50, 0.02),
+    "local of 50, int8, delay": local(50, 0.02, delay=1),
+    "local of 50, int8, overlap of 30": local(50, 0.02, overlap=30),
+}
+"""Waiting for the mean, and the two ways to compute meanwhile."""
 CHOICES: Ours = {
     **INT8,
     "sync, lowrank4": codec("lowrank4"),
     "sync, lowrank4, delay": codec("lowrank4") | {"strategy": {"delay": 1}},
     "sync, lowrank2, delay": codec("lowrank2") | {"strategy": {"delay": 1}},
     "sync, topk, delay": codec("topk") | {"strategy": {"delay": 1}},
-    "local of 50, int8": local(50, 0.02),
-    "local of 50, int8, delay": local(50, 0.02, delay=1),
-    "local of 50, int8, overlap of 30": local(50, 0.02, overlap=30),
+    **HIDDEN_LINK,
     "local of 50, int4, delay": local(50, 0.02, codec("int4"), delay=1),
     **AUTO,
 }
-HIDDEN_LINK: Ours = {name: fields for name, fields in CHOICES.items() if name.startswith("local of 50, int8")}
-"""Waiting for the mean, and the two ways to compute meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ Kind = dict[str, str | int]
 ENDED: frozenset[JobStatus] = frozenset({"completed", "failed", "cancelled"})
 JOB_ID = re.compile(r"[a-z0-9]{3,32}")
 """The form of a job's id, which becomes part of Redis keys, of seats' ids and of folder names."""
+ID_LENGTH = 8
+"""Characters of the ids of jobs that the control plane makes."""
 MACHINE_CHARACTERS = 8
 """The ids of an invited machine's workers begin with the same characters, this many; other workers' ids are random."""
 _TOKEN = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})\.([0-9a-f]{16})")

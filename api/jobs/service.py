@@ -36,7 +36,7 @@ from computeshare.jobspec.tasks.facts import perplexity
 from computeshare.jobspec.tasks.recipes import PACKAGE
 from computeshare.jobspec.tasks.stored import is_language_model, metric_of
 from computeshare.runtime.durability import Disk
-from computeshare.types import ENDED, JobSort, JobStatus
+from computeshare.types import ENDED, ID_LENGTH, JobSort, JobStatus
 
 _ALPHABET = string.ascii_lowercase + string.digits
 FEWEST_BYTES = 1 << 16
@@ -420,7 +420,7 @@ def _looking(queue: str) -> str:
 
 def new_id() -> str:
     """A new random id, for a job or a webhook."""
-    return "".join(secrets.choice(_ALPHABET) for _ in range(8))
+    return "".join(secrets.choice(_ALPHABET) for _ in range(ID_LENGTH))
 
 
 def fingerprint_of(document: object) -> str:

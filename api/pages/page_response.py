@@ -21,6 +21,7 @@ from api.jobs.cursors import BadCursor
 from api.pages import explanations
 from api.pages.shared_view import shared_events
 from api.pages.views import Views, elapsed_s
+from computeshare.types import ENDED
 
 
 def _views(services: ServicesDep) -> Views:
@@ -131,6 +132,7 @@ def _environment() -> Environment:
         text_format.unit_of,
     ):
         environment.filters[words.__name__] = words
+    environment.tests["ended"] = ENDED.__contains__
     return environment
 
 

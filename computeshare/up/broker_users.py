@@ -15,8 +15,12 @@ from computeshare.protocol import keys
 from computeshare.protocol.keys import JobKeys
 from computeshare.queue.rq_keys import SUSPENDED, WORKERS, RqKeys, RqSeatKeys
 from computeshare.settings import BrokerUser, derive
+from computeshare.types import ID_LENGTH
 
-JOB, RQ, SEAT = JobKeys("*"), RqKeys("*"), RqSeatKeys("*")
+JOB, RQ, SEAT = JobKeys("?" * ID_LENGTH), RqKeys("*"), RqSeatKeys("*")
+"""A `*` for a job's id would cost a script a fifth of its time: the broker compares each key with one pattern after the
+other, and looks for what follows a `*` at each place of the key.
+"""
 COMMANDS = "+@all -@admin -@dangerous -@scripting +evalsha +script|load +info"
 """Of every role. None can administer the broker, see its clients, run a script by its text, or flush everything."""
 UNITS = (

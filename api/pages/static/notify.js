@@ -2,8 +2,6 @@
 
 import { loss, percent, tested } from "./format.js";
 
-const ENDED = ["completed", "failed", "cancelled"];
-
 // What is to be said of a job that was `before` and is `job` now; null: nothing.
 export function news(before, job) {
   if (job.status === before) return null;
@@ -18,7 +16,7 @@ export function news(before, job) {
 }
 
 // Whether nothing more will be heard of a job.
-const over = (status) => ENDED.includes(status) && status !== "failed";
+const over = (status) => ["completed", "cancelled"].includes(status);
 
 function say(job, text) {
   try {

@@ -24,7 +24,7 @@ from tests.support.servers import SERVERS, use_server
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
-JOB, RQ, SEAT = JobKeys("job"), RqKeys("worker1"), RqSeatKeys("worker1-job-0-1")
+JOB, RQ, SEAT = JobKeys("abcd1234"), RqKeys("worker1"), RqSeatKeys("worker1-abcd1234-0-1")
 TOKEN = "1.1.aaaaaaaaaaaaaaaa"
 ROLES: tuple[BrokerUser, ...] = ("api", "reducer", "evaluator", "worker")
 SERVER = """

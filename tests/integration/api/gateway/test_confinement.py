@@ -69,12 +69,12 @@ def stage(
         plane.gateway.refusals = Refusals(10_000)
         plane.gateway._openings = Throttle(1_000_000, 1e-6)
         machine, access = plane.joined(folder / "home")
-        scene = Scene(f"{machine}work", "feedbeefwork", JobKeys("mine"), JobKeys("other"), Scripts(redis))
-        store = RoundStore(redis, "mine")
+        scene = Scene(f"{machine}work", "feedbeefwork", JobKeys("mine0000"), JobKeys("other000"), Scripts(redis))
+        store = RoundStore(redis, "mine0000")
         store.publish('{"bundle": "sha256:' + "1" * 64 + '"}')
         opened(redis, store, PLAN.round(0))
         for worker, session, seat in ((scene.worker, OURS, scene.seat), (scene.victim, THEIRS, scene.their_seat)):
-            assert take_seat(WorkerSession(redis, "mine", worker, session), seat) == "running"
+            assert take_seat(WorkerSession(redis, "mine0000", worker, session), seat) == "running"
         staged_data(redis, scene)
         yield plane, redis, access, scene
     patch.undo()
@@ -100,7 +100,7 @@ def test_a_hostile_operation_is_refused_and_changes_nothing(stage: Any, name: st
         assert name == "a transaction" or len(errors) == len(replies)
         wire.close()
     assert held(redis) == before
-    assert redis.sismember(keys.JOBS, "mine")
+    assert redis.sismember(keys.JOBS, "mine0000")
     assert plane.gateway.refusals.counts[scene.worker[:8]] > refused
 
 
@@ -282,8 +282,8 @@ def test_a_worker_may_do_all_that_it_needs(stage: Any, tmp_path: Path) -> None:
     """Each thing that a worker ever does with the broker, by the classes with which it does them."""
     plane, redis, _, _ = stage
     machine, access = plane.joined(tmp_path)
-    worker, seat = f"{machine}abcdef", f"{machine}abcdef-fresh-1-1"
-    store = RoundStore(redis, "fresh")
+    worker, seat = f"{machine}abcdef", f"{machine}abcdef-fresh000-1-1"
+    store = RoundStore(redis, "fresh000")
     store.publish('{"bundle": "sha256:' + "7" * 64 + '"}')
     reducer = opened(redis, store, PLAN.round(0))
     reducer.redis.rpush(reducer.keys.chain(), str(ZERO))
@@ -293,8 +293,8 @@ def test_a_worker_may_do_all_that_it_needs(stage: Any, tmp_path: Path) -> None:
         handshake.check(far, "worker")
         register(far, replace(INFO, id=worker))
         assert read_orders(far, worker) == Orders()
-        rounds, session = RoundStore(far, "fresh"), WorkerSession(far, "fresh", worker, OURS)
-        assert rounds.spec() and recipes.is_signed(far, "fresh", SPEC, "token") is False
+        rounds, session = RoundStore(far, "fresh000"), WorkerSession(far, "fresh000", worker, OURS)
+        assert rounds.spec() and recipes.is_signed(far, "fresh000", SPEC, "token") is False
         session.put_probe(bytes(1_000_000))
         session.take_probe()
         session.report("{}")
@@ -318,7 +318,7 @@ def test_a_worker_may_do_all_that_it_needs(stage: Any, tmp_path: Path) -> None:
         assert session.wait(10) is None and session.wait_for(str(ZERO), Waiting(10, 1)).answer in ("leased", "wait")
         session.doubt(str(ZERO), again=False)
         assert rounds.append("unfit", {"worker": worker, "session": OURS, "reason": "x", "name": "x", "device": "x"})
-        tell(far, "fresh", Writer(worker, "x"), event="a line")
+        tell(far, "fresh000", Writer(worker, "x"), event="a line")
         assert redis.xlen(store.keys.logs()) == 1
         session.leave("done")
         rounds.remove_worker(worker, "its process died")
