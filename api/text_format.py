@@ -227,8 +227,8 @@ def brief(text: str) -> str:
 
 
 def _closed(data: Data, _name: Name) -> str:
-    late = f"{count(data['total'] - data['received'])} of {count(data['total'])} {plural(data['unit'])} (late)"
-    return f"Version {count(data['version'] + 1)} was made without {late}"
+    arrived = f"{count(data['received'])} of {count(data['total'])} {plural(data['unit'])}"
+    return f"The round of version {count(data['version'] + 1)} closed at its deadline with {arrived}"
 
 
 def _reassigned(data: Data, name: Name) -> str:

@@ -87,7 +87,7 @@ NAMES = {"w1": "mac-studio"}
         (
             "closed",
             {"version": 1199, "received": 3, "total": 4},
-            "Version 1,200 was made without 1 of 4 micro-batches (late)",
+            "The round of version 1,200 closed at its deadline with 3 of 4 micro-batches",
         ),
         (
             "reassigned",
