@@ -1,7 +1,12 @@
 """Decides when a round closes, and limits one worker's part of it. Pure: a decision comes with its reason."""
 
 import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+FEWEST_ARRIVALS = 8
+"""So many updates must have arrived before a round has a deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,17 @@ def decide(progress: RoundProgress, quorum: float) -> Decision:
     if progress.received < enough:
         return Decision(False, f"{progress.received} of the {enough} that are needed")
     return Decision(True, f"quorum {progress.received}/{progress.total} at the deadline")
+
+
+def deadline_ms(arrivals: Sequence[float]) -> float:
+    """The milliseconds from a round's opening to its deadline: the median of those that earlier updates took to arrive
+    (n,), and four times their median deviation from it (at least a tenth of it, and 5 ms); 0 if these are too few.
+    """
+    if len(arrivals) < FEWEST_ARRIVALS:
+        return 0.0
+    middle = statistics.median(arrivals)
+    deviation = statistics.median(abs(one - middle) for one in arrivals)
+    return middle + 4 * max(deviation, 0.1 * middle, 5)
 
 
 def needed(total: int, quorum: float) -> int:

@@ -14,7 +14,7 @@ from computeshare import __version__
 from computeshare.errors import VersionError
 from computeshare.protocol import keys
 
-PROTOCOL = 21
+PROTOCOL = 22
 """Incremented with every change of keys, scripts, events or messages that an older process would not understand."""
 
 

@@ -168,7 +168,7 @@ class JobKeys:
         return self._key("origin")
 
     def round(self) -> str:
-        """hash: status, token, base, version, first, count, carried, total, needed, cursor, opened, deadline, closed,
+        """hash: status, token, base, version, first, count, carried, total, needed, cursor, opened, closed,
         recent (number of versions whose updates count), snapshot (the newest version whose weights are
         kept whole, where versions are published as differences), doubted (the token, if workers found its weights
         damaged), draft (the name of the draft that the version was, if it was one).
@@ -274,7 +274,7 @@ class JobKeys:
         return self._key("speeds")
 
     def arrivals(self) -> str:
-        """list: milliseconds from a round's opening to each of the last 64 arrivals; deadlines follow from them."""
+        """list: milliseconds from a round's opening to each of the last 64 arrivals, newest first; deadlines follow."""
         return self._key("arrivals")
 
     def recent(self) -> str:

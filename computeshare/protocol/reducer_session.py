@@ -220,6 +220,13 @@ class ReducerSession(RoundStore):
         now: Any = self.redis.time()
         return 1000 * int(now[0]) + int(now[1]) / 1000
 
+    def arrivals(self) -> list[float]:
+        """How many milliseconds after their round's opening the last updates arrived, the newest first. Entries that
+        are no numbers, which no script writes, are left out.
+        """
+        found: Any = self.redis.lrange(self.keys.arrivals(), 0, -1)
+        return [float(one) for one in found if one.replace(b".", b"", 1).isdigit()]
+
     def updates(
         self, wanted: Sequence[tuple[str, int | str]], parts: range, into: Sequence[Blob | None] | None = None
     ) -> list[Message | CodecError | None]:

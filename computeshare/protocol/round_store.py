@@ -19,7 +19,7 @@ log = structlog.get_logger()
 LINES_KEPT, LINE_BYTES_KEPT = 4000, 2_000_000
 """Approximate limits on log lines, and their bytes, that wait for the control plane; the oldest are dropped."""
 STATUSES = ("running", "paused", "finished", *ENDED)
-FIELDS = ["status", "token", "base", "first", "count", "carried", "needed", "closed", "opened", "deadline", "doubted"]
+FIELDS = ["status", "token", "base", "first", "count", "carried", "needed", "closed", "opened", "doubted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,6 @@ class RoundState:
     closed: bool = False
     opened_ms: int = 0
     """Milliseconds since the epoch, by the broker's clock."""
-    deadline_ms: float = 0.0
-    """Milliseconds after the opening by which updates usually have arrived; 0 while too few were seen to tell."""
     doubted: Token | None = None
     """The version whose weights, as a worker found in two reads, do not match the token's digest: the current one or,
     in a job with a delay or an overlap, the one before.
@@ -72,7 +70,7 @@ class RoundState:
 
     @classmethod
     def _parsed(cls, values: Any) -> "RoundState":
-        status, token, base, first, count, carried, needed, closed, opened, deadline, doubted = (
+        status, token, base, first, count, carried, needed, closed, opened, doubted = (
             bytes(value or b"").decode() for value in values
         )
         if status not in STATUSES:
@@ -87,7 +85,6 @@ class RoundState:
             needed=int(needed),
             closed=bool(closed),
             opened_ms=int(opened or 0),
-            deadline_ms=float(deadline or 0),
             doubted=Token.parse(doubted) if doubted and doubted in (token, base) else None,
         )
 

@@ -12,7 +12,7 @@ import structlog
 from computeshare.checkpoints.store import Artifacts
 from computeshare.codecs.messages import is_news, update_parts
 from computeshare.errors import ArtifactError, CodecError, DamagedRound, LostClaim, ShapeError
-from computeshare.jobspec.quorum import RoundProgress, decide, needed
+from computeshare.jobspec.quorum import RoundProgress, deadline_ms, decide, needed
 from computeshare.jobspec.sampling_plan import Round
 from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.refusal import Received
@@ -67,6 +67,8 @@ class RoundHandler:
         self._stored = StoredState(Token(0, 0, ""))
         self._planned: Round | None = None
         """The newest round computed from the plan."""
+        self._deadline = Token(0, 0, ""), 0.0
+        """Of the round that starts from this version, in milliseconds; see `RoundProgress`."""
         self._disk_checked_s = 0.0
         self._remarks = Seldom(REMARK_EVERY_S)
 
@@ -181,7 +183,10 @@ class RoundHandler:
         if quorum == 1:
             return False
         waited_ms = self.session.now_ms() - state.opened_ms
-        decision = decide(RoundProgress(received, state.total, waited_ms, state.deadline_ms), quorum)
+        if self._deadline[0] != state.token:
+            before = self.session.arrivals()[received:]  # the newest are this round's
+            self._deadline = state.token, deadline_ms(before)
+        decision = decide(RoundProgress(received, state.total, waited_ms, self._deadline[1]), quorum)
         if decision.ask_again_ms is not None:
             self.look_again_s = min(ROUND_POLL_S, max(0.005, decision.ask_again_ms / 1000))
         closed = decision.close and self.session.close(state.token, needed(state.total, quorum))

@@ -60,10 +60,9 @@ READS: Mapping[BrokerUser, tuple[str, ...]] = {
     "worker": (keys.RELEASE, keys.orders("*"), keys.bundle_offers("*"), keys.bundle_piece("*"), SUSPENDED),
 }
 """The keys beside jobs' that each role may read and not write."""
-MORE: Mapping[BrokerUser, str] = {
-    "reducer": "+sort",
-    "evaluator": "-scan -randomkey",
-    "worker": f"-scan -randomkey &{RQ.channel()} &{JOB.here('*')}",
+MORE: Mapping[BrokerUser, tuple[str, ...]] = {
+    "evaluator": ("-scan", "-randomkey"),
+    "worker": ("-scan", "-randomkey", f"&{RQ.channel()}", f"&{JOB.here('*')}"),
 }
 """Further rules: commands, and channels."""
 
@@ -86,7 +85,7 @@ def _lines(password_of: Callable[[BrokerUser], str]) -> Iterator[str]:
 
 def _rules(user: BrokerUser) -> str:
     written, read = (f"~{one}" for one in WRITES[user]), (f"%R~{one}" for one in (keys.ROUNDS, *READS[user]))
-    return " ".join([*written, *read, COMMANDS, MORE[user]])
+    return " ".join([*written, *read, COMMANDS, *MORE.get(user, ())])
 
 
 RULES: Mapping[BrokerUser, str] = {

@@ -6,14 +6,14 @@
 local round_key, fence_key, staged_weights_key = KEYS[1], KEYS[2], KEYS[3]
 local next_weights_key, outdated_weights_key = KEYS[4], KEYS[5] -- outdated: those of the version before the base
 local leases_key, backups_key, received_key, free_key, suspects_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local versions_key, events_key, full_key, arrivals_key = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
-local stored_state_key, recent_key, chain_key = KEYS[15], KEYS[16], KEYS[17] -- stored: the newest state
-local staged_snapshot_key, snapshot_key = KEYS[18], KEYS[19] -- whole weights of the next version
-local base_news_key, next_news_key = KEYS[20], KEYS[21] -- news of the base and of the next version
-local audits_key, copies_key, disputes_key = KEYS[22], KEYS[23], KEYS[24]
-local early_key = KEYS[25] -- what the next round has received
-local offers_key, early_offers_key, steps_key = KEYS[26], KEYS[27], KEYS[28]
-local outdated_keys = slice(KEYS, 29) -- snapshots, differences, and copies of carried units' updates, to delete
+local versions_key, events_key, full_key = KEYS[11], KEYS[12], KEYS[13]
+local stored_state_key, recent_key, chain_key = KEYS[14], KEYS[15], KEYS[16] -- stored: the newest state
+local staged_snapshot_key, snapshot_key = KEYS[17], KEYS[18] -- whole weights of the next version
+local base_news_key, next_news_key = KEYS[19], KEYS[20] -- news of the base and of the next version
+local audits_key, copies_key, disputes_key = KEYS[21], KEYS[22], KEYS[23]
+local early_key = KEYS[24] -- what the next round has received
+local offers_key, early_offers_key, steps_key = KEYS[25], KEYS[26], KEYS[27]
+local outdated_keys = slice(KEYS, 28) -- snapshots, differences, and copies of carried units' updates, to delete
 local token, next_token, fence = ARGV[1], ARGV[2], ARGV[3] -- token: of the version from which the round started
 local next_version, next_first, next_count = ARGV[4], ARGV[5], ARGV[6] -- first micro-batch, and their number
 local event = ARGV[7] -- non-empty JSON object; `doubled` is added below
@@ -42,26 +42,6 @@ for i, entry in ipairs(entries) do entries[i] = entry or "" end
 if redis.sha1hex(table.concat(entries)) ~= entries_sha1 or redis.call("EXISTS", stored_state_key) == 0 then return 0 end
 if draft ~= "" and redis.call("HLEN", staged_weights_key) ~= tonumber(draft_parts) then return 0 end
 
-local function deadline() -- of the next round, in ms after its opening: median plus four median deviations; 0: unknown
-  local arrivals = redis.call("SORT", arrivals_key) -- table.sort takes five times as long
-  if #arrivals < 8 then return 0 end
-  for i, arrival in ipairs(arrivals) do arrivals[i] = tonumber(arrival) end
-  local upper = math.floor(#arrivals / 2) + 1
-  local odd = #arrivals % 2 == 1
-  local median = odd and arrivals[upper] or (arrivals[upper - 1] + arrivals[upper]) / 2
-  local below, above = upper - 1, upper -- deviations from the median grow from here in both directions
-  local before, deviation = 0, 0
-  for _ = 1, upper do
-    before = deviation
-    local down = below > 0 and median - arrivals[below] or math.huge
-    local up = above <= #arrivals and arrivals[above] - median or math.huge
-    deviation = math.min(down, up)
-    if down < up then below = below - 1 else above = above + 1 end
-  end
-  if not odd then deviation = (before + deviation) / 2 end
-  return median + 4 * math.max(deviation, 0.1 * median, 5)
-end
-
 -- these raise if the staged data expired; nothing that matters has changed by then
 if kept ~= "" then keep_staged(staged_snapshot_key, snapshot_key) end
 keep_staged(staged_weights_key, next_weights_key)
@@ -76,7 +56,7 @@ if published_as == "delta" then
 end
 redis.call("HSET", round_key, "token", next_token, "base", token, "version", next_version, "first", next_first,
   "count", next_count, "carried", carried, "total", next_total, "needed", next_needed, "ahead", next_ahead,
-  "deadline", deadline(), "opened", now_ms())
+  "opened", now_ms())
 redis.call("RPUSH", steps_key, token .. "|" .. counted .. "|" .. bases)
 redis.call("HDEL", round_key, "closed", "doubted", "doubters", "doubled", "draft")
 if draft ~= "" then redis.call("HSET", round_key, "draft", draft) end

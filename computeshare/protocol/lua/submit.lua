@@ -55,11 +55,12 @@ local function weigh(message) -- bytes of all parts; nil if the parts are not 0 
   return bytes
 end
 
-local function entry(i, bytes, place) -- the record of a received micro-batch; the script sets the sender
+local sender = string.format('"worker":%s,"session":%s,"nonce":%s,"base":%s', cjson.encode(worker),
+  cjson.encode(session), cjson.encode(nonce), cjson.encode(token))
+local function entry(i, bytes, place) -- the record of a received micro-batch
   local loss = tonumber(losses[i]) or 0 / 0
   loss = loss ~= loss and "NaN" or math.abs(loss) == math.huge and "Infinity" or string.format("%.17g", loss)
-  return string.format('{"worker":%s,"session":%s,"nonce":%s,"base":%s,"loss":%s,"size":%d,"at":%.3f}',
-    cjson.encode(worker), cjson.encode(session), cjson.encode(nonce), cjson.encode(token), loss, bytes,
+  return string.format('{%s,"loss":%s,"size":%d,"at":%.3f}', sender, loss, bytes,
     clock[1] * 1000 + (clock[2] + place) / 1000) -- all times differ, so that the order is unambiguous
 end
 
@@ -83,19 +84,17 @@ local function remember(outcome) -- with a running number, so that the oldest ca
   end
 end
 
+local known = redis.call("HGET", answers_key, nonce_sha1) -- what an earlier submission with this nonce was answered
 local function answer(outcome)
-  local known = redis.call("HGET", answers_key, nonce_sha1)
   drop_staged()
   if not known then remember(outcome) end
   append_event(events_key, "submission", object_of(said, string.format(
-    '"outcome":"%s","current":"%s","counted":[%s],"late":[%s],' ..
-    '"worker":%s,"session":%s,"nonce":%s,"base":%s',
-    outcome, current, table.concat(counted, ","), table.concat(late, ","),
-    cjson.encode(worker), cjson.encode(session), cjson.encode(nonce), cjson.encode(token))))
+    '"outcome":"%s","current":"%s","counted":[%s],"late":[%s],%s',
+    outcome, current, table.concat(counted, ","), table.concat(late, ","), sender)))
   return {outcome, current, status, known and known:match("|(.*)$") or ""}
 end
 
-if redis.call("HEXISTS", answers_key, nonce_sha1) == 1 then return answer("duplicate") end
+if known then return answer("duplicate") end
 if redis.call("HGET", sessions_key, worker) ~= session then return answer("fenced") end
 
 local function mine(i) -- the sender's lease on a micro-batch, and the key that holds the lease
@@ -189,9 +188,12 @@ for place, one in ipairs(accepted) do
   if limit == 0 or bytes <= limit then keep_staged(staged_keys[i], update_keys[i]) end
   redis.call("HSET", one[3], micro_batch, entry(i, bytes, place))
   for _, key in ipairs({leases_key, backups_key}) do
-    local holder, lease = (redis.call("HGET", key, micro_batch) or ""):match("^(.-)|.-|(.*)$")
-    if holder and holder ~= session then overtaken[lease] = (overtaken[lease] or 0) + 1 end
-    redis.call("HDEL", key, micro_batch)
+    local found = redis.call("HGET", key, micro_batch)
+    if found then
+      local holder, lease = found:match("^(.-)|.-|(.*)$")
+      if holder ~= session then overtaken[lease] = (overtaken[lease] or 0) + 1 end
+      redis.call("HDEL", key, micro_batch)
+    end
   end
   redis.call("HDEL", one[3] == early_key and early_offers_key or offers_key, micro_batch)
   redis.call("LREM", free_key, 0, micro_batch) -- it is there if the first lease was handed back before a backup arrived

@@ -444,14 +444,14 @@ def test_a_round_goes_on_without_what_is_late_and_an_epoch_still_counts_everythi
 
 def test_before_its_deadline_a_round_waits_and_says_how_long(start: Callable[..., Job]) -> None:
     job, quick, slow = quorum_job(start)
-    job.redis.hset(job.store.keys.round(), "deadline", 100_000)
+    job.redis.lpush(job.store.keys.arrivals(), *[100_000] * 64)
     slow.pull()
     assert quick.send(quick.pull()) == "accepted"
     assert job.reducer.advance()
     state = job.store.read()
     assert state is not None and (state.version, state.closed) == (2, False)
     assert job.reducer.look_again_s == 0.25
-    job.redis.hset(job.store.keys.round(), "deadline", 1)
+    job.redis.hincrby(job.store.keys.round(), "opened", -200_000)
     assert job.reducer.advance()
     assert (state := job.store.read()) and state.version == 3
 

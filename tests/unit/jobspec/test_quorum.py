@@ -2,7 +2,15 @@
 
 import pytest
 
-from computeshare.jobspec.quorum import RoundProgress, bad_values, decide, largest_share, needed, tolerated
+from computeshare.jobspec.quorum import (
+    RoundProgress,
+    bad_values,
+    deadline_ms,
+    decide,
+    largest_share,
+    needed,
+    tolerated,
+)
 
 
 def progress(received: int, waited_ms: float, deadline_ms: float = 100, total: int = 8) -> RoundProgress:
@@ -32,6 +40,20 @@ def test_less_than_a_quorum_is_waited_for_however_long() -> None:
 def test_without_a_deadline_or_a_quorum_everything_is_waited_for() -> None:
     assert not decide(progress(7, 1e9, deadline_ms=0), 0.5).close
     assert not decide(progress(7, 1e9), 1.0).close
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "expected"),
+    [
+        ([100.0] * 7, 0),  # too few to tell
+        ([100.0] * 8, 140),  # a tenth of the median
+        ([20.0] * 8, 40),  # 5 ms
+        ([100, 100, 100, 100, 200, 200, 200, 200], 150 + 4 * 50),
+        ([0, 90, 95, 100, 110, 130, 150, 9000, 9000], 110 + 4 * 20),
+    ],
+)
+def test_a_deadline_is_the_median_and_four_deviations(arrivals: list[float], expected: float) -> None:
+    assert deadline_ms(arrivals) == deadline_ms(arrivals[::-1]) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

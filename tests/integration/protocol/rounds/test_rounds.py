@@ -1,7 +1,5 @@
 """The round protocol against a real server: one test per rule of the scripts."""
 
-import random
-import statistics
 import threading
 from typing import Any
 
@@ -248,27 +246,17 @@ def test_a_slow_micro_batch_is_leased_twice_and_the_first_submission_wins(store:
     assert send(quick, ZERO, 0, 1, nonce="late") == "duplicate"
 
 
-@pytest.mark.parametrize("count", [8, 9, 63, 64])
-@pytest.mark.parametrize("spread_ms", [0, 3, 5_000])
-def test_a_deadline_is_the_median_and_four_deviations(
-    reducer: ReducerSession, join: Join, count: int, spread_ms: int
-) -> None:
-    fill(join, reducer)
-    reducer.redis.delete(reducer.keys.arrivals())
-    draw = random.Random(count + spread_ms)
-    arrivals = [100 + draw.randint(0, spread_ms) + draw.choice([0.0, 0.5]) for _ in range(count)]
-    reducer.redis.rpush(reducer.keys.arrivals(), *arrivals)
+def test_the_last_arrivals_are_told_newest_first(reducer: ReducerSession, join: Join) -> None:
+    session, token = join("a"), str(ZERO)
+    for micro_batch in session.lease(token).micro_batches:
+        age(reducer, 1000)
+        assert send(session, ZERO, micro_batch, nonce=f"{micro_batch}") == "accepted"
+    arrivals = reducer.arrivals()
+    assert [round(one, -3) for one in arrivals] == [4000, 3000, 2000, 1000]
+    reducer.redis.rpush(reducer.keys.arrivals(), "x", "nan", *[7] * 100)
     assert commit(reducer, ONE)
-    middle = statistics.median(arrivals)
-    deviation = statistics.median(abs(arrival - middle) for arrival in arrivals)
-    assert current(reducer).deadline_ms == pytest.approx(middle + 4 * max(deviation, 0.1 * middle, 5))
-
-
-def test_few_arrivals_make_no_deadline(reducer: ReducerSession, join: Join) -> None:
-    fill(join, reducer)
-    assert commit(reducer, ONE) and current(reducer).deadline_ms == 0  # four arrivals
-    fill(join, reducer)
-    assert commit(reducer, TWO) and current(reducer).deadline_ms > 0
+    assert send(session, ONE, *session.lease(str(ONE)).micro_batches) == "accepted"
+    assert reducer.redis.llen(reducer.keys.arrivals()) == 64 and reducer.arrivals()[1:6] == [*arrivals, 7]
 
 
 def test_without_backup_tasks_a_slow_micro_batch_is_waited_for(store: RoundStore, join: Join) -> None:
