@@ -174,6 +174,9 @@ def serve(
         pass  # its code is found below
     except VersionError as error:
         heartbeat.refusal = error
+    except Exception:
+        if not leaving.is_set():
+            raise  # else another signal struck while the first one's exit was under way
     finally:
         refusal = heartbeat.refusal
         if not refusal:
