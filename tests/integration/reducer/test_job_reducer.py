@@ -456,6 +456,14 @@ def test_before_its_deadline_a_round_waits_and_says_how_long(start: Callable[...
     assert (state := job.store.read()) and state.version == 3
 
 
+def test_what_arrives_in_a_round_makes_no_deadline_of_its_own(start: Callable[..., Job]) -> None:
+    job, quick, slow = quorum_job(start)
+    job.redis.ltrim(job.store.keys.arrivals(), 0, 6)  # one too few for a deadline
+    half_round(job, quick, slow)
+    assert job.redis.llen(job.store.keys.arrivals()) > 7
+    assert (state := job.store.read()) and (state.version, state.closed) == (2, False)
+
+
 def test_an_epochs_last_round_waits_for_everything(start: Callable[..., Job]) -> None:
     job, quick, slow = quorum_job(start, rounds=3)  # the job's last
     slow.pull()
