@@ -30,7 +30,7 @@ from bench.support import ours, shapes
 from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.course import Course, Point
 from bench.support.report import Cell, Part, Plot, Table, cell, markdown, median, merged, spread
-from bench.thin_cases import CASES, NO_DATA, WORKERS, Case, specs
+from bench.thin_cases import CASES, NO_DATA, WORKERS, Case, selected, specs
 from computeshare.settings import Settings
 from computeshare.tasks.registry import task_of
 
@@ -65,7 +65,6 @@ def compare(case: Case, runs: int, data_dir: Path) -> Found:
 
     Raises: NoLinks.
     """
-    methods = case.peers or tuple(METHODS)
     with (
         links(WORKERS, case.shape) as ours_links,
         links(WORKERS, replace(case.shape, between=True), 1) as theirs,
@@ -74,8 +73,8 @@ def compare(case: Case, runs: int, data_dir: Path) -> Found:
         documents, spec = specs(case, _images(plane, case.images) if case.images else NO_DATA)
         scored = "accuracy" in task_of(spec).metrics
         own: dict[str, list[Run]] = {name: [] for name in documents}
-        peers: dict[str, list[Run]] = {METHODS[method].label: [] for method in methods}
-        apart: dict[str, list[Run]] = {METHODS[method].label: [] for method in methods if case.unshaped}
+        peers: dict[str, list[Run]] = {METHODS[method].label: [] for method in case.peers}
+        apart: dict[str, list[Run]] = {METHODS[method].label: [] for method in case.peers if case.unshaped}
 
         def train_peer(method: str, seed: int, over: Links | None, scored: bool) -> Run:
             """Train with a peer; over links, until the time limit or the case's accuracy is reached."""
@@ -91,7 +90,7 @@ def compare(case: Case, runs: int, data_dir: Path) -> Found:
             for name, document in documents.items():
                 trained = ours.train(plane, {**document, "seed": seed}, case.limit_s, scored)
                 own[name].append(_told(name, _ours(trained)))
-            for method in methods:
+            for method in case.peers:
                 label = METHODS[method].label
                 peers[label].append(train_peer(method, seed, theirs, not case.unshaped))
                 if case.unshaped:
@@ -162,7 +161,7 @@ def _by_formula(run: Run, shape: Shape) -> float | None:
 def _verdict(found: Found) -> str:
     """The rate of our fastest configuration as a multiple of the best peer's, and of plain DDP's."""
     lead, mine = max(found.ours.items(), key=_rate)
-    best, _ = max(found.peers.items(), key=_rate)
+    best, _ = max(found.peers.items(), key=_rate, default=("", ()))
     plain = METHODS["ddp"].label
     told = []
     for peer in dict.fromkeys(each for each in (best, plain) if each in found.peers):
@@ -170,7 +169,7 @@ def _verdict(found: Found) -> str:
         kind = "the best peer" if peer == best else "with its defaults"
         told.append(f"{cell(median(ratios))} times {peer}, {kind} ({spread(ratios)})")
     lost = sum(run.lost for runs in found.ours.values() for run in runs)
-    return f"{lead}: {'; '.join(told)}. Runs: {len(mine)}; workers taken for dead: {lost}."
+    return f"{lead}: {'; '.join(told) or 'no peer'}. Runs: {len(mine)}; workers taken for dead: {lost}."
 
 
 def _rate(item: tuple[str, Sequence[Run]]) -> float:
@@ -287,7 +286,7 @@ def main() -> None:
     parser.add_argument("--plot", nargs="*", type=float, metavar="MBIT", help="measure at these rates, or at nine")
     parser.add_argument("--ours", type=json.loads, help="fields of JobSpecs by name, as JSON, in place of the case's")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="of the configurations of ComputeShare, these alone")
-    parser.add_argument("--peers", nargs="+", choices=METHODS, help="in place of the case's")
+    parser.add_argument("--peers", nargs="*", choices=METHODS, help="in place of the case's; none: ours alone")
     parser.add_argument("--rate", type=float, help="Mbit/s, in place of the case's")
     parser.add_argument("--rtt", type=float, help="milliseconds, in place of the case's")
     parser.add_argument("--limit", type=float, help="seconds of each measurement")
@@ -317,12 +316,9 @@ def _parts(name: str, case: Case, options: argparse.Namespace) -> Iterator[Part]
 
 def _changed(case: Case, options: argparse.Namespace) -> Case:
     shape = {"rate_mbit": options.rate, "rtt_ms": options.rtt}
-    ours = options.ours or case.ours
-    if unknown := {*(options.only or ())} - {*ours}:
-        sys.exit(f"no such configuration: {sorted(unknown)}; there are {[*ours]}")
     given = {
         "shape": replace(case.shape, **_set(shape)),
-        "ours": {name: ours[name] for name in options.only or ours},
+        "ours": selected(options.ours or case.ours, options.only),
         "peers": options.peers,
         "limit_s": options.limit,
         "peer_limit_s": options.limit,

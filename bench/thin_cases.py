@@ -1,11 +1,13 @@
 """The cases of `bench.thin`: links, models, and how ComputeShare and its peers train."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bench.links import Shape
+from bench.peer_methods import METHODS
 from bench.support.small_gpt import ADAMW, GPT
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.spec import JobSpec
@@ -92,7 +94,7 @@ CHOICES: Ours = {
 @dataclass(frozen=True, slots=True)
 class Case:
     """One comparison. `base` holds JobSpec fields that override BASE for all; each of `ours` overrides both, and None
-    removes a field. `peers` are names of `peer_methods.METHODS`; none: all of them.
+    removes a field. `peers` are names of `peer_methods.METHODS`.
 
     `samples`: samples that all train on; 0: as many as the time allows. `score_every`: samples between scores.
     `accuracy`: target (a fraction) for the comparison of times. `unshaped`: peers' accuracy comes from separate runs
@@ -113,20 +115,21 @@ class Case:
     images: int = 0
 
 
+EVERY_PEER = tuple(METHODS)
 _SIMPLENET: dict[str, Any] = {"model": "simplenet"}
 CASES: dict[str, Case] = {
     "simplenet-20mbit": Case(Shape(20), _SIMPLENET, INT8, limit_s=20),
     "simplenet-20mbit-topk": Case(Shape(20), _SIMPLENET, {"sync, topk": codec("topk")}, limit_s=20),
     "simplenet-20mbit-20ms": Case(Shape(20, 20), _SIMPLENET, INT8, limit_s=20),
     "simplenet-5mbit": Case(Shape(5), _SIMPLENET, INT8, limit_s=30),
-    "resnet18-100mbit": Case(Shape(100), RESNET, CHOICES, ()),
-    "resnet18-20mbit": Case(Shape(20), RESNET, CHOICES, (), 90),
-    "resnet18-20mbit-40ms": Case(Shape(20, 40), RESNET, CHOICES, (), 90),
-    "resnet18-5mbit": Case(Shape(5), RESNET, CHOICES, (), 180),
+    "resnet18-100mbit": Case(Shape(100), RESNET, CHOICES, EVERY_PEER),
+    "resnet18-20mbit": Case(Shape(20), RESNET, CHOICES, EVERY_PEER, 90),
+    "resnet18-20mbit-40ms": Case(Shape(20, 40), RESNET, CHOICES, EVERY_PEER, 90),
+    "resnet18-5mbit": Case(Shape(5), RESNET, CHOICES, EVERY_PEER, 180),
     "resnet18-20mbit-accuracy": Case(
-        Shape(20), RESNET, CHOICES, (), 900, 57_600, score_every=6400, unshaped=True, peer_limit_s=60
+        Shape(20), RESNET, CHOICES, EVERY_PEER, 900, 57_600, score_every=6400, unshaped=True, peer_limit_s=60
     ),
-    "resnet18-20mbit-jpegs": Case(Shape(20), RESNET, HIDDEN_LINK, (), 90, images=20_000),
+    "resnet18-20mbit-jpegs": Case(Shape(20), RESNET, HIDDEN_LINK, EVERY_PEER, 90, images=20_000),
     "resnet18-20mbit-jpegs-accuracy": Case(
         Shape(20),
         RESNET,
@@ -149,7 +152,7 @@ CASES: dict[str, Case] = {
             "local of 50, int8, delay": local(50, 0.002, delay=1, inner=ADAMW),
             "local of 25, int4, overlap of 10": local(25, 0.002, codec("int4"), ADAMW, **OVERLAP),
         },
-        (),
+        EVERY_PEER,
         60,
     ),
     "lenet5-to-98": Case(
@@ -162,6 +165,13 @@ CASES: dict[str, Case] = {
         accuracy=0.98,
     ),
 }
+
+
+def selected(ours: Ours, names: Sequence[str] | None) -> Ours:
+    """The configurations with these names; None: all. Ends the process if one is unknown."""
+    if unknown := {*(names or ())} - {*ours}:
+        sys.exit(f"no such configuration: {sorted(unknown)}; there are {[*ours]}")
+    return {name: ours[name] for name in names or ours}
 
 
 def specs(case: Case, data: Mapping[str, Any] = NO_DATA) -> tuple[dict[str, dict[str, Any]], JobSpec]:

@@ -35,7 +35,7 @@ from bench.support import ours
 from bench.support.clean_exit import end_cleanly_when_asked
 from bench.support.report import Cell, Part, Table, markdown, median, spread
 from bench.support.small_gpt import ADAMW, GPT
-from bench.thin_cases import OVERLAP, WORKERS, codec, gossip, local
+from bench.thin_cases import OVERLAP, WORKERS, codec, gossip, local, selected
 from computeshare.runtime.processes import exit_with_parent
 from computeshare.settings import Settings
 from computeshare.tasks.metrics import score
@@ -150,7 +150,7 @@ def compare(options: argparse.Namespace, data: Path) -> Part:
     """Train with the loop and with each of `ours` in turn, with one seed after another. Raises NoLinks."""
     torch.set_num_threads(1)
     loops = {f"one machine, plain loop, rate {lr:g}": lr for lr in options.rates}
-    jobs = {name: OURS[name] for name in options.only} if options.only else options.ours
+    jobs = selected(options.ours, options.only)
     found: dict[str, list[Run]] = {name: [] for name in [*loops, *jobs]}
     with links(WORKERS, Shape(options.rate)) as over, ours.plane(WORKERS, data, over) as plane:
         if options.half_cores:
@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[3e-3, 4e-3], help="of the loop's optimizer")
     parser.add_argument("--runs", type=int, default=1, help="of each, in turn, each with a seed of its own")
     parser.add_argument("--ours", type=json.loads, default=OURS, help="fields of JobSpecs by name, as JSON")
-    parser.add_argument("--only", nargs="+", choices=OURS, help="of the configurations that are known, these alone")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="of these configurations, these alone")
     parser.add_argument("--half-cores", action="store_true", help="a machine is half of a core")
     options = parser.parse_args()
     end_cleanly_when_asked()

@@ -7,7 +7,7 @@ import pytest
 from bench.links import Shape
 from bench.support.course import Course, Point
 from bench.thin import Found, Run, tell
-from bench.thin_cases import CASES
+from bench.thin_cases import CASES, selected
 
 CASE = replace(CASES["resnet18-20mbit"], shape=Shape(8, 20))
 """A link that carries a megabyte a second."""
@@ -45,6 +45,15 @@ def test_plain_ddp_is_named_once_where_it_is_the_best_peer_or_did_not_take_part(
     assert alone.count("times") == 1 and "2 times DDP, the best peer" in alone
     without, _ = told({"ours": [run_of(20)]}, {"DDP, fp16 hook": [run_of(40)]})
     assert without.count("times") == 1 and "0.5 times DDP, fp16 hook, the best peer" in without
+    assert told({"ours": [run_of(20)]}, {})[0] == "ours: no peer. Runs: 1; workers taken for dead: 0."
+
+
+def test_configurations_are_selected_by_name_and_an_unknown_name_is_told() -> None:
+    ours = {"sync": {"codec": "auto"}, "local": {}}
+    assert selected(ours, None) == ours
+    assert [*selected(ours, ["local"])] == ["local"]
+    with pytest.raises(SystemExit, match=r"no such configuration: \['locl'\]; there are \['sync', 'local'\]"):
+        selected(ours, ["locl"])
 
 
 def test_a_rounds_time_is_told_as_a_multiple_of_computing_and_the_longer_way() -> None:
