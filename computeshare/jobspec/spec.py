@@ -508,7 +508,8 @@ class JobSpec(Part):
             how = "each worker has weights of its own" if self.strategy.averaging else "several workers compute a unit"
             return f"{how}: choose another strategy"
         if self.strategy.keeps_inner:
-            return "each worker keeps an inner optimizer's state: set strategy.inner_state to restart"
+            remedy = " and strategy.overlap to 0" if self.strategy.early_steps else ""
+            return f"each worker keeps an inner optimizer's state: set strategy.inner_state to restart{remedy}"
         if self.strategy.takes_any:
             return f"strategy {self.strategy.kind} computes units on different versions: choose another strategy"
         if self.privacy:

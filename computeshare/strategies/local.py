@@ -117,9 +117,10 @@ class LocalStrategy(RobustStrategy):
     @model_validator(mode="after")
     def _hands_over_nothing_unseen(self) -> Self:
         if self.inner_state == "kept" and self.combine != "mean":
+            remedy = "inner_state to restart and overlap to 0" if self.overlap else "inner_state to restart"
             raise ValueError(
                 f"combine {self.combine} does not see the inner optimizer's state, which a bad worker could hand over "
-                "to others as it likes: set inner_state to restart, or combine to mean"
+                f"to others as it likes: set {remedy}, or combine to mean"
             )
         return self
 

@@ -462,6 +462,7 @@ def test_an_overlap_is_a_delay_for_the_broker_alone() -> None:
         ({"delay": 1}, "set one of them to 0"),
         ({"inner_state": "restart"}, "set inner_state to kept, or overlap to 0"),
         ({"overlap": -1}, "greater than or equal to 0"),
+        ({"combine": "huber"}, "set inner_state to restart and overlap to 0, or combine to mean"),
     ],
 )
 def test_what_excludes_an_overlap_is_told_with_the_remedy(changes: dict[str, Any], message: str) -> None:
@@ -492,6 +493,10 @@ def test_an_inner_state_that_travels_must_fit_as_the_weights_must() -> None:
         ({"strategy": {"kind": "local"}}, None),
         ({"strategy": {"kind": "sync", "quorum": 0.9}, "codec": {"up": "int8"}}, None),
         ({"strategy": {"kind": "local", "inner_state": "kept"}}, "set strategy.inner_state to restart"),
+        (
+            {"strategy": {"kind": "local", "inner_steps": 10, "overlap": 3}},
+            "set strategy.inner_state to restart and strategy.overlap to 0",
+        ),
         ({"strategy": {"kind": "async"}}, "choose another strategy"),
         ({"codec": {"up": "topk"}}, "set another codec"),
         ({"codec": {"up": "int8", "down": "lowrank4"}}, None),
