@@ -205,6 +205,11 @@ class WorkerSession:
         pulled, (reply,) = self._follow(loaded, token, parts, into, [self._lease(token)], draft)
         return pulled, self._granted(reply)
 
+    def chain(self) -> list[str]:
+        """The tokens of the versions that differences lead to, the oldest first, which begins with a snapshot."""
+        (tokens,) = self._channel.exchange([["LRANGE", self.keys.chain(), 0, -1]])
+        return [bytes(token).decode() for token in tokens]
+
     def drafted(self, timeout_ms: int) -> list[tuple[str, str, int]]:
         """Wait for parts of drafts. Returns token, draft's name and index of each new one, since the last call."""
         block = max(1, min(timeout_ms, BLOCK_MS))

@@ -33,7 +33,7 @@ class WeightsReceiver:
         """`into`: vector (d,) to decode the parameters of whole versions into; by default a new vector each. `drafts`:
         reads parts of the next version while this one is computed on. `kept`: how many of the last versions that were
         fetched stay valid. `built`: what this machine's model began with; version 0 is not fetched if it has
-        these weights.
+        these weights, nor for the sake of a later version that is reached from it by differences.
         """
         self._into, self._drafts = into, drafts
         self._session, self._codec, self._layout = session, CODECS[codec], layout
@@ -72,7 +72,7 @@ class WeightsReceiver:
     def pull(self, token: str) -> tuple[Weights | None, Grant]:
         """A version's weights, None if they are gone, and a lease on its round. Raises CodecError."""
         self._settle()
-        if (built := self._if_built(token)) is not None:
+        if (built := self._if_built(self._session, token)) is not None:
             return built, self._session.lease(token)
         draft = self._taken()
         if not self.chained:
@@ -93,7 +93,7 @@ class WeightsReceiver:
         until as many other versions have been fetched as are `kept`. Raises CodecError: they are damaged.
         """
         self._settle()
-        if (built := self._if_built(token)) is not None:
+        if (built := self._if_built(session, token)) is not None:
             return built
         weights, draft = None, self._taken()
         if self.chained:
@@ -130,18 +130,25 @@ class WeightsReceiver:
         self.bytes += draft.bytes
         return draft
 
-    def _if_built(self, token: str) -> Weights | None:
-        """Version 0's weights, if that is the version and this machine has built the same: in all jobs but forks."""
+    def _if_built(self, session: WorkerSession, token: str) -> Weights | None:
+        """Version 0's weights, if that is the version and this machine has built the same: in all jobs but forks. Where
+        differences lead from there to the version, these weights are kept, for them to be added.
+        """
         built, self._built = self._built, None
-        if built is None or Token.parse(token).version:
+        if built is None:
+            return None
+        first = next(iter(session.chain()), "") if self.chained else token
+        if not first or Token.parse(first).version:
             return None
         if not self.chained and not self._codec.exact:
             built = decode_weights(self._codec, [*encode_weights(self._codec, built, self._layout)], self._layout)
         digest = self._layout.digest(built)
-        if not token.endswith(digest[:16]):
+        if not first.endswith(digest[:16]):
             return None
         if self.chained:
-            self._held, self._token = built, token
+            self._held, self._token = built, first
+        if first != token:
+            return None
         self._digest = token, lambda: digest
         return built
 
