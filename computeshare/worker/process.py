@@ -174,9 +174,10 @@ def serve(
         pass  # its code is found below
     except VersionError as error:
         heartbeat.refusal = error
-    except Exception:
+    except Exception as error:
         if not leaving.is_set():
-            raise  # else another signal struck while the first one's exit was under way
+            raise
+        log.debug("ended", error=f"{type(error).__name__}: {error}")  # most likely another signal struck meanwhile
     finally:
         refusal = heartbeat.refusal
         if not refusal:
