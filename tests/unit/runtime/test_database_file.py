@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 import time
 from collections import namedtuple
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -73,14 +74,22 @@ def test_looking_for_damage_ends_when_its_time_is_up(file: DatabaseFile) -> None
     with closing(sqlite3.connect(file.path)) as connection:
         connection.executemany("INSERT INTO job VALUES (?, ?)", ((f"more{n:08}", "x") for n in range(500_000)))
         connection.commit()
-    started = time.monotonic()
-    with pytest.raises(TimeoutError, match=r"^the check for damage did not end within 0 s$"):
-        file.damage(0.0)
-    file.require_whole(0.0)  # a start goes on
-    soon_s = time.monotonic() - started
-    started = time.monotonic()
-    assert file.damage(PATIENCE_S) is None
-    assert soon_s < 0.3 * (time.monotonic() - started)
+
+    def seconds_of(look: Callable[[], None]) -> float:
+        started = time.monotonic()
+        look()
+        return time.monotonic() - started
+
+    def cut_short() -> None:
+        with pytest.raises(TimeoutError, match=r"^the check for damage did not end within 0 s$"):
+            file.damage(0.0)
+        file.require_whole(0.0)  # a start goes on
+
+    def whole() -> None:
+        assert file.damage(PATIENCE_S) is None
+
+    soonest_s = min(seconds_of(cut_short) for _ in range(5))  # a busy machine delays some of them
+    assert soonest_s < 0.3 * seconds_of(whole)
 
 
 def test_a_copy_is_whole_private_and_has_what_is_not_yet_in_the_main_file(file: DatabaseFile) -> None:
