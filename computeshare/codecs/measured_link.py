@@ -31,3 +31,8 @@ class MeasuredLink(BaseModel):
     up_bytes_per_s: float = Field(gt=0, allow_inf_nan=False)
     down_bytes_per_s: float = Field(gt=0, allow_inf_nan=False)
     messages: Mapping[CodecName, Coded] = Field(description="cost of one update with each candidate codec")
+
+
+def shown(value: float) -> str:
+    """A measured value for people: three significant digits, and from 1,000 on all before the point."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from computeshare.codecs.measured_link import MeasuredLink
+from computeshare.codecs.measured_link import MeasuredLink, shown
 from computeshare.codecs.registry import CODECS, PAIRS
 from computeshare.jobspec.spec import CodecSpec, JobSpec
 from computeshare.tensors.layout import bucket_values
@@ -64,8 +64,8 @@ class Choice:
         if CODECS[self.codec.up].residual:
             verdict += f". With {self.codec.up} up, the weights depend on which workers take part"
         return (
-            f"{self.codec.up} up, {self.codec.down} down{steps}: an update is {size:.3g} MB; the slowest worker "
-            f"sends {up:.3g} Mbit/s and takes {compute_ms:.3g} ms for a micro-batch, so sending, encoding and "
+            f"{self.codec.up} up, {self.codec.down} down{steps}: an update is {shown(size)} MB; the slowest worker "
+            f"sends {shown(up)} Mbit/s and takes {shown(compute_ms)} ms for a micro-batch, so sending, encoding and "
             f"decoding {takes} {self.sending:.0%} of its time{verdict}"
         )
 

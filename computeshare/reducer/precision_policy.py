@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from computeshare.codecs.measured_link import MeasuredLink
+from computeshare.codecs.measured_link import MeasuredLink, shown
 from computeshare.types import Precision
 
 LEAST_GAIN = 1.05
@@ -24,5 +24,5 @@ def choose_precision(measured: Sequence[MeasuredLink]) -> tuple[Precision, str]:
             return other, f"{other}, because {precision} does not fit the memory of {unfit} of {len(measured)} workers"
     whole_s, half_s = (max(one.precisions[precision] for one in measured) for precision in precisions)
     chosen: Precision = "bfloat16" if whole_s >= LEAST_GAIN * half_s else "float32"
-    times = f"{1000 * whole_s:.3g} ms for a micro-batch in float32, {1000 * half_s:.3g} ms in bfloat16"
+    times = f"{shown(1000 * whole_s)} ms for a micro-batch in float32, {shown(1000 * half_s)} ms in bfloat16"
     return chosen, f"{chosen}, because the slowest worker takes {times}"

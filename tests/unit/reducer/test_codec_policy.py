@@ -189,7 +189,7 @@ def test_replicas_take_as_many_steps_as_keep_the_link_free() -> None:
     assert sending / (sending + 0.1 * choice.inner_steps) <= PLANNED
     assert sending / (sending + 0.1 * 0.7 * choice.inner_steps) > PLANNED
     assert idle(choice.inner_steps, 2) <= IDLE < idle(88, 2)  # which would have sufficed
-    assert "int4 up, int4 down, " in choice.reason and "140 Mbit/s" in choice.reason
+    assert "int4 up, int4 down, " in choice.reason and "sends 140 Mbit/s and takes 100 ms" in choice.reason
     assert "depend on which" not in choice.reason and "delay" not in choice.reason
 
 
@@ -263,7 +263,8 @@ def test_an_outer_step_that_does_not_settle_with_a_delay_is_replaced() -> None:
     assert [(one["outer_lr"], one["outer_momentum"]) for one in outer] == [(1, 0), (0.6, 0)]
     told = "; outer_lr 0.6, since the job's own outer step does not settle with a delay"
     assert told in chosen_for(plain, [measured(40)] * 2)["reason"]
-    assert "settle" not in chosen_for(plain, [measured(1000)] * 2)["reason"]
+    fast = chosen_for(plain, [measured(4650)] * 2)["reason"]
+    assert "settle" not in fast and "sends 4,650 Mbit/s" in fast
 
 
 def idle(steps: int, replicas: int) -> float:
