@@ -205,10 +205,10 @@ class WorkerSession:
         pulled, (reply,) = self._follow(loaded, token, parts, into, [self._lease(token)], draft)
         return pulled, self._granted(reply)
 
-    def chain(self) -> list[str]:
-        """The tokens of the versions that differences lead to, the oldest first, which begins with a snapshot."""
-        (tokens,) = self._channel.exchange([["LRANGE", self.keys.chain(), 0, -1]])
-        return [bytes(token).decode() for token in tokens]
+    def snapshot(self) -> str:
+        """The token of the newest version that is published whole; empty: none, or versions are not differences."""
+        (token,) = self._channel.exchange([["HGET", self.keys.round(), "snapshot"]])
+        return bytes(token or b"").decode()
 
     def drafted(self, timeout_ms: int) -> list[tuple[str, str, int]]:
         """Wait for parts of drafts. Returns token, draft's name and index of each new one, since the last call."""

@@ -33,7 +33,7 @@ class WeightsReceiver:
         """`into`: vector (d,) to decode the parameters of whole versions into; by default a new vector each. `drafts`:
         reads parts of the next version while this one is computed on. `kept`: how many of the last versions that were
         fetched stay valid. `built`: what this machine's model began with; version 0 is not fetched if it has
-        these weights, nor for the sake of a later version that is reached from it by differences.
+        these weights, nor for the differences that lead from it to a later version.
         """
         self._into, self._drafts = into, drafts
         self._session, self._codec, self._layout = session, CODECS[codec], layout
@@ -131,13 +131,13 @@ class WeightsReceiver:
         return draft
 
     def _if_built(self, session: WorkerSession, token: str) -> Weights | None:
-        """Version 0's weights, if that is the version and this machine has built the same: in all jobs but forks. Where
-        differences lead from there to the version, these weights are kept, for them to be added.
+        """Version 0's weights, if that is the version and this machine has built the same: in all jobs but forks. While
+        version 0 is the newest snapshot, they are kept for the differences since.
         """
-        built, self._built = self._built, None
-        if built is None:
+        if self._built is None:
             return None
-        first = next(iter(session.chain()), "") if self.chained else token
+        first = session.snapshot() if self.chained else token
+        built, self._built = self._built, None
         if not first or Token.parse(first).version:
             return None
         if not self.chained and not self._codec.exact:
