@@ -8,6 +8,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from computeshare.codecs.measured_link import shown
+
 Cell = str | float | int | None
 MARKED = 40
 """Lines with at most this many points have markers."""
@@ -102,9 +104,7 @@ def cell(value: Cell) -> str:
         return "-"
     if isinstance(value, str):
         return value.replace("|", "\\|")
-    if isinstance(value, int) or abs(value) >= 1000:
-        return f"{round(value):,}"
-    return f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else shown(value)
 
 
 def svg(plot: Plot) -> str:

@@ -17,6 +17,7 @@ def worker(**seconds: float) -> MeasuredLink:
     [
         ([worker(float32=0.1051, bfloat16=0.1)], "bfloat16", "105 ms for a micro-batch in float32, 100 ms in bfloat16"),
         ([worker(float32=0.104, bfloat16=0.1)], "float32", "104 ms for a micro-batch in float32, 100 ms in bfloat16"),
+        ([worker(float32=0.1, bfloat16=0.9)], "float32", "900 ms in bfloat16"),
         (
             [worker(float32=0.9994, bfloat16=1.2346)],
             "float32",
