@@ -171,13 +171,13 @@ def test_an_outage_while_a_reducer_sleeps_costs_it_nothing_it_holds(
 def test_a_claim_outlives_a_load_that_takes_many_times_as_long(
     redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    life_ms, load = 400, ReducerSession.load_state
+    life_ms, load = 1000, ReducerSession.load_state
     monkeypatch.setattr(process, "CLAIM_MS", life_ms)
-    monkeypatch.setattr(process, "RENEW_S", life_ms / 4000)
+    monkeypatch.setattr(process, "RENEW_S", life_ms / 10_000)
     job = left_to_others(Job(redis, "heavy", spec_of(), tmp_path))
 
     def slow(self: ReducerSession, token: Token) -> Blob | None:
-        time.sleep(8 * life_ms / 1000)
+        time.sleep(5 * life_ms / 1000)
         return load(self, token)
 
     monkeypatch.setattr(ReducerSession, "load_state", slow)
